@@ -1,0 +1,294 @@
+"""The engine: load, prefill, step, generate, close. `Engine.step` is the index of everything that happens per token.
+
+One thread owns an engine: the one that opened it makes every MLX call. All state of a request lives in one `Request`,
+made new each time; what survives between requests is weights in memory, never predictions. The engine knows nothing of
+experiments: it records loads and waits, and lets an observer look at the page cache around each load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from edge0 import models
+from edge0.checkpoint.adapters import open_adapter
+from edge0.checkpoint.header import CheckpointIndex
+from edge0.checkpoint.layout import ExpertLayout
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.lora import apply_lora
+from edge0.options import EngineOptions
+from edge0.prerouter.heads import Heads
+from edge0.prerouter.predictor import Forecast, Predictor
+from edge0.prerouter.schedule import LaunchGroup, Schedule
+from edge0.routing import Router
+from edge0.sampling import Sampling
+from edge0.streaming.bank import Bank, slot_bytes
+from edge0.streaming.executor import Executed, Executor, Lease, Pass, Prediction
+from edge0.streaming.reader import Reader
+from edge0.streaming.source import FaultSource, PreadSource
+from edge0.streaming.stack import StackStore
+from edge0.telemetry.loads import COMPUTE, LOADS, PREFETCH, LoadObserver, Recorder
+from edge0.tiers import read_config
+
+
+@dataclass
+class Request:
+    """Everything that one request carries from token to token."""
+
+    cache: list
+    predictions: dict[int, Prediction] = field(default_factory=dict)  # layer -> its route at the next token
+    history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
+    tokens: int = 0
+
+    def release(self) -> None:
+        """Let go of predictions that no token will consume."""
+        for prediction in self.predictions.values():
+            prediction.lease.release()
+        self.predictions = {}
+
+
+@dataclass
+class Flight:
+    """A launched group: its output, its heads' outputs, and the leases that its graph reads."""
+
+    group: LaunchGroup
+    output: mx.array
+    forecast: Forecast | None
+    leases: list[Lease]
+
+
+class Engine:
+    """Serves one checkpoint. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self, directory: Path | str, options: EngineOptions | None = None, observer: LoadObserver | None = None
+    ):
+        """Open a checkpoint and load its resident part.
+
+        Raises:
+            Edge0Error: whatever the checkpoint, its adapters or the options are refused for; BANK_TOO_SMALL names
+                the floor.
+        """
+        self.directory, self.options = Path(directory), options or EngineOptions()
+        options = self.options
+        self.config = config = read_config(self.directory)
+        index = CheckpointIndex.open(self.directory)
+        self.layout = ExpertLayout.of(index, config)
+        self.k = options.k if options.k is not None else config.family.k_served
+        self.dtype = models.activation_dtype()
+        self.router = Router.of(config, self.k)
+        self.recorder = Recorder(observer)
+
+        adapter_k = options.adapter_k if options.adapter_k is not None else self.k
+        routes = options.prerouter != "off"
+        heads = open_adapter(self.directory, config.family, "prerouter", adapter_k) if routes else None
+        lora = open_adapter(self.directory, config.family, "lora", adapter_k) if options.lora else None
+        self.schedule = (
+            Schedule.of(config, heads.owners, options.launch_groups) if heads else Schedule.without_heads(config)
+        )
+        slot = slot_bytes(self.layout.specs, self.dtype)
+        slots = options.bank_slots(slot, self.floor_slots, self.layout.experts * len(self.layout.layers))
+
+        self.model = models.load(self.directory, config, index, streamed=True)
+        if lora is not None:
+            apply_lora(self.model, config, lora, self.dtype)
+        self.blocks = models.moe_blocks(self.model)
+        self.heads = Heads(heads, config, self.schedule.owner_groups, self.dtype) if heads else None
+        self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature) if self.heads else None
+
+        if options.io == "pread":
+            self.source = PreadSource(self.layout.paths)
+        else:
+            self.source = FaultSource(self.layout.paths, options.mmap_random)
+        self.reader = None
+        if options.assembly == "bank":
+            self.reader = Reader(self.source, self.recorder, options.reader_threads, options.advise)
+            self.store = Bank(self.layout, slots, self.dtype, self.reader, self.recorder)
+        else:
+            self.store = StackStore(self.layout, slots, self.dtype, self.source, self.recorder)
+        self.executor = Executor(self.store, self.router, self.recorder)
+        for block in self.blocks.values():
+            block.executor = self.executor
+
+    @property
+    def floor_slots(self) -> int:
+        """Slots that a token needs at the least: its working set and the prefetch set of the next one."""
+        return self.k * (len(self.config.moe_layers) + len(self.schedule.predicted))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters and heads that stay in memory beside the bank."""
+        return models.parameter_bytes(self.model) + (self.heads.nbytes if self.heads else 0)
+
+    # --- one request -----------------------------------------------------------------------------------------------
+
+    def new_request(self) -> Request:
+        return Request(self.model.make_cache())
+
+    def prefill(self, request: Request, tokens: Sequence[int]) -> mx.array:
+        """Run a prompt, routing natively; returns the logits `[vocab]` that follow its last token.
+
+        Raises:
+            Edge0Error: PROMPT_INVALID, READ_FAILED.
+        """
+        self._check_tokens(tokens)
+        for start in range(0, len(tokens), self.options.prefill_chunk):
+            chunk = tokens[start : start + self.options.prefill_chunk]
+            running = self.executor.running = Pass()
+            h = self.model.embed(mx.array([chunk]))
+            h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
+            mx.eval(h)
+            self._release(running.leases)
+        if self.predictor is not None and self.config.family.first_step_predicted:
+            for group in self.schedule.groups:
+                forecast = self._forecast(group, running.executed, request)
+                self._harvest(Flight(group, h, forecast, []), request)
+        request.tokens += len(tokens)
+        logits = self.model.head(h[:, -1:])[0, -1]
+        mx.eval(logits)
+        return logits
+
+    def step(self, request: Request, token: int) -> mx.array:
+        """Decode one token; returns the logits `[vocab]` that follow it (paper section 3.2).
+
+        Raises:
+            Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
+        """
+        self._check_tokens([token])
+        running = self._begin(request)
+        h = self.model.embed(mx.array([[token]]))
+        masks = self.model.masks(h, request.cache)
+        flights: list[Flight] = []
+        for group in self.schedule.groups:
+            self._land(flights, request, keep=1 if self._is_staged(group, running) else 0)
+            self._await_reads(group, running)
+            h = self._launch(group, h, masks, running, request, flights)
+        self._land(flights, request, keep=0)
+        request.tokens += 1
+        return h[0, -1]
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None, stop: Sequence[int] = ()
+    ) -> Iterator[int]:
+        """Yield token ids until `max_tokens` or one of `stop` (which is not yielded).
+
+        Raises:
+            Edge0Error: PROMPT_INVALID, READ_FAILED, NUMERIC.
+        """
+        sample = (sampling or Sampling()).sampler()
+        request = self.new_request()
+        try:
+            logits = self.prefill(request, prompt)
+            for number in range(max_tokens):
+                token = sample(logits)
+                if token in stop:
+                    return
+                yield token
+                if number + 1 < max_tokens:
+                    logits = self.step(request, token)
+        finally:
+            request.release()
+
+    def close(self) -> None:
+        """End the reader threads and close the files."""
+        if self.reader is not None:
+            self.reader.close()
+        self.source.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- the phases of a step --------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> Pass:
+        """Take over the predictions made for this token. In advisory mode they only warmed the bank."""
+        self.recorder.step += 1
+        running = self.executor.running = Pass()
+        if self.options.prerouter == "route":
+            running.predictions = request.predictions
+        else:
+            running.leases = [prediction.lease for prediction in request.predictions.values()]
+        request.predictions = {}
+        return running
+
+    def _is_staged(self, group: LaunchGroup, running: Pass) -> bool:
+        """Whether no layer of the group will stop the host to look at its router."""
+        return all(layer in running.predictions for layer in group.layers if layer in self.blocks)
+
+    def _await_reads(self, group: LaunchGroup, running: Pass) -> None:
+        """The exposed wait: whatever was predicted for these layers must be in memory before their graph may run."""
+        for layer in group.layers:
+            if layer in running.predictions:
+                with self.recorder.waiting(LOADS, layer):
+                    running.predictions[layer].lease.wait()
+
+    def _launch(
+        self, group: LaunchGroup, h: mx.array, masks: list, running: Pass, request: Request, flights: list[Flight]
+    ) -> mx.array:
+        """Build a group's graph, its heads and, after the last layer, the logits; start it without waiting."""
+        h = self._layers(group.layers, h, masks, request)
+        if group is self.schedule.groups[-1]:
+            h = self.model.head(h)
+        forecast = self._forecast(group, running.executed, request)
+        mx.async_eval(h, *(forecast.arrays() if forecast else ()))
+        leases, running.leases = running.leases, []
+        flights.append(Flight(group, h, forecast, leases))
+        return h
+
+    def _land(self, flights: list[Flight], request: Request, keep: int) -> None:
+        """Harvest the oldest flights until no more than `keep` are in the air."""
+        while len(flights) > keep:
+            self._harvest(flights.pop(0), request)
+
+    def _harvest(self, flight: Flight, request: Request) -> None:
+        """Wait for a group, free its slots, and start the reads that its heads ask for."""
+        with self.recorder.waiting(COMPUTE, flight.group.layers[-1]):
+            mx.eval(flight.output, *(flight.forecast.arrays() if flight.forecast else ()))
+        self._release(flight.leases)
+        if flight.forecast is None:
+            return
+        request.history |= flight.forecast.history
+        ids = np.array(flight.forecast.indices)
+        for number, owner in enumerate(flight.forecast.owners):
+            own = slice(number, number + 1)
+            lease = self.store.request(owner + 1, np.unique(ids[own]), PREFETCH)
+            request.predictions[owner + 1] = Prediction(
+                flight.forecast.indices[own], flight.forecast.weights[own], ids[own], lease
+            )
+
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def _layers(self, layers: range, h: mx.array, masks: list, request: Request) -> mx.array:
+        for layer in layers:
+            h = self.model.decoder_layers[layer](h, mask=masks[layer], cache=request.cache[layer])
+            if self.options.hidden_clip is not None:
+                h = mx.clip(mx.where(mx.isnan(h), 0, h), -self.options.hidden_clip, self.options.hidden_clip)
+        return h
+
+    def _forecast(self, group: LaunchGroup, executed: dict[int, Executed], request: Request) -> Forecast | None:
+        if self.predictor is None or not group.owners:
+            return None
+        return self.predictor.forecast(group.owners, executed, request.history)
+
+    def _release(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            lease.release()
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise Edge0Error(ErrorKind.PROMPT_INVALID, "the prompt is empty", expected="at least one token", found=0)
+        wrong = next((token for token in tokens if not 0 <= token < self.config.vocab), None)
+        if wrong is not None:
+            raise Edge0Error(
+                ErrorKind.PROMPT_INVALID,
+                "a token is outside the vocabulary",
+                expected=f"0 to {self.config.vocab - 1}",
+                found=wrong,
+            )

@@ -1,0 +1,72 @@
+"""The options of an engine, frozen and checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import get_args, get_type_hints, Literal
+
+from edge0.errors import Edge0Error, ErrorKind
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a checkpoint is served.
+
+    Raises:
+        Edge0Error: OPTION_INVALID.
+    """
+
+    k: int | None = None  # experts per token; None: what the family serves
+    prerouter: Literal["route", "advise", "off"] = "route"  # prediction is the route / only prefetches / is not made
+    lora: bool = True
+    adapter_k: int | None = None  # use the adapter set of another K, knowingly
+    feature: Literal["executed", "teacher"] = "executed"  # what the heads' one-hots say (8b: teacher is upstream's)
+    io: Literal["pread", "mmap"] = "pread"  # explicit reads, or the paper's page faults
+    assembly: Literal["bank", "stack"] = "bank"  # slots written in place, or the paper's nine stacks per step
+    bank_bytes: int | None = None  # None: twice the floor
+    reader_threads: int = 2
+    launch_groups: int = 3
+    advise: bool = True  # announce an expert's nine ranges before reading them
+    mmap_random: bool = False  # switch the kernel's read-around off for io=mmap
+    prefill_chunk: int = 512
+    hidden_clip: float | None = 1000.0  # after each layer NaN becomes 0 and values are held within this; None: off
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            choices = get_args(kind)
+            if choices and all(isinstance(choice, str) for choice in choices):
+                self._require(name, getattr(self, name) in choices, " or ".join(choices))
+        for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk"):
+            value = getattr(self, name)
+            self._require(name, value is None or (type(value) is int and value >= 1), "an integer >= 1")
+        self._require("hidden_clip", self.hidden_clip is None or self.hidden_clip > 0, "a positive number or none")
+        self._require("assembly", self.assembly == "stack" or self.io == "pread", "stack with io=mmap")
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID, f"option {name}", expected=expected, found=repr(getattr(self, name))
+            )
+
+    def bank_slots(self, slot_bytes: int, floor: int, ceiling: int) -> int:
+        """Experts that the bank holds: `bank_bytes` in slots, no more than there are experts.
+
+        Raises:
+            Edge0Error: BANK_TOO_SMALL, naming the floor.
+        """
+        if self.bank_bytes is None:
+            return min(2 * floor, ceiling)
+        slots = min(self.bank_bytes // slot_bytes, ceiling)
+        if slots < min(floor, ceiling):
+            raise Edge0Error(
+                ErrorKind.BANK_TOO_SMALL,
+                "the bank cannot hold one token's experts and the prefetch for the next",
+                expected=f"at least {floor * slot_bytes} bytes ({floor} slots of {slot_bytes})",
+                found=f"{self.bank_bytes} bytes ({slots} slots)",
+                hint="give it more memory, or lower K",
+            )
+        return slots
+
+
+def option_names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(EngineOptions))

@@ -1,0 +1,71 @@
+"""Prerouter heads: small networks that predict, one token ahead, which experts the next layer will use (section 3.2).
+
+Head N reads the hidden state that enters layer N's experts, what layer N executed for this token and for the one
+before, and gives router logits for layer N+1 at the next token. Heads run batched, one matrix product per weight for
+all heads of a launch group. They do not know the routing law, nor whether the prediction will be obeyed.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from edge0.checkpoint.adapters import Adapter
+from edge0.checkpoint.schema import head_tensors
+from edge0.routing import multi_hot
+from edge0.tiers import ModelConfig
+
+PARTS = ("fc1", "fc2", "linear_init")
+
+
+class Heads:
+    """The heads of some owners, stacked per group.
+
+    Args:
+        groups: tuples of owners that are evaluated together.
+        dtype: of features and weights (files hold F16).
+
+    Raises:
+        Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH when the file does not fit the model.
+    """
+
+    def __init__(self, adapter: Adapter, config: ModelConfig, groups: tuple[tuple[int, ...], ...], dtype: mx.Dtype):
+        self._experts, self._dtype = config.experts, dtype
+        adapter.check(head_tensors(config, adapter.owners, _inner_width(adapter)))
+        arrays = mx.load(str(adapter.header.path))
+        self._stacks = {
+            owners: [
+                mx.stack([arrays[f"layers.{owner}.{part}.weight"] for owner in owners]).astype(dtype).swapaxes(-1, -2)
+                for part in PARTS
+            ]
+            for owners in groups
+            if owners
+        }
+        mx.eval(self._stacks)
+
+    def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
+        """`[G, T, F]` features of one group to `[G, T, E]` logits: L f + W2 gelu(W1 f), exact gelu, no biases."""
+        fc1, fc2, linear = self._stacks[owners]
+        return features @ linear + nn.gelu(features @ fc1) @ fc2
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for stack in self._stacks.values() for array in stack)
+
+    def feature(self, x: mx.array, executed: mx.array, previous: mx.array) -> mx.array:
+        """`[.., D]`, `[.., E]` ones and zeros of this token, the same of the token before -> `[.., D + 2E]`."""
+        return mx.concatenate([x.astype(self._dtype), executed, previous], axis=-1)
+
+    def one_hot(self, indices: mx.array) -> mx.array:
+        """`[..., K]` executed experts to `[..., E]`."""
+        return multi_hot(indices, self._experts, self._dtype)
+
+    def no_history(self) -> mx.array:
+        """`[1, 1, E]`: the token before, where there is none."""
+        return mx.zeros((1, 1, self._experts), dtype=self._dtype)
+
+
+def _inner_width(adapter: Adapter) -> int:
+    """The heads' hidden width, which only the file knows; 0 where its first fc1 is missing or no matrix."""
+    first = adapter.header.tensors.get(f"layers.{adapter.owners[0]}.fc1.weight") if adapter.owners else None
+    return first.shape[0] if first is not None and first.shape else 0

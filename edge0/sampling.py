@@ -1,0 +1,56 @@
+"""Choosing a token from logits, with mlx-lm's samplers, seeded once per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.sample_utils import make_sampler
+
+from edge0.errors import Edge0Error, ErrorKind
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature 0 is greedy; the rest as in mlx-lm's `make_sampler`."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("temperature", self.temperature >= 0, ">= 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
+            ("top_k", self.top_k >= 0, ">= 0 (0: off)"),
+        ):
+            if not holds:
+                raise Edge0Error(
+                    ErrorKind.OPTION_INVALID, f"option {name}", expected=expected, found=getattr(self, name)
+                )
+
+    def sampler(self) -> Callable[[mx.array], int]:
+        """A function from logits `[vocab]` to a token id; one per request.
+
+        The function raises Edge0Error NUMERIC when the logits are not numbers.
+        """
+        choose = make_sampler(self.temperature, self.top_p, top_k=self.top_k)
+        mx.random.seed(self.seed)
+
+        def sample(logits: mx.array) -> int:
+            normaliser = mx.logsumexp(logits)
+            token = choose((logits - normaliser)[None])
+            mx.eval(normaliser, token)
+            if not mx.isfinite(normaliser).item():
+                raise Edge0Error(
+                    ErrorKind.NUMERIC,
+                    "the logits are not finite numbers",
+                    expected="finite",
+                    found=normaliser.item(),
+                    hint="the checkpoint is damaged, or the hidden-state clip is off",
+                )
+            return int(token.item())
+
+        return sample

@@ -1,0 +1,42 @@
+"""The module that takes the place of a mixture-of-experts block, for both families.
+
+It keeps the block's router and shared expert (they stay resident) and hands the routed experts to an *executor*,
+which the engine sets. The position `layer.mlp` is the whole cut into mlx-lm's models: its input is the hidden state
+after the post-attention norm, which is also what a prerouter head wants (paper section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+# (block, x [B, T, D]) -> (expert outputs [B, T, K, D], weights [B, T, K])
+Executor = Callable[["StreamedMoE", mx.array], tuple[mx.array, mx.array]]
+
+
+class StreamedMoE(nn.Module):
+    """Common part; a family says how it computes router logits and its shared expert."""
+
+    def __init__(self, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.executor: Executor | None = None
+
+    def logits(self, x: mx.array) -> mx.array:
+        """The model's own router: `[..., D]` to `[..., E]`."""
+        raise NotImplementedError
+
+    def bias(self) -> mx.array | None:
+        """The selection bias `[E]` of the model's own router, if it has one."""
+        return None
+
+    def shared(self, x: mx.array) -> mx.array:
+        """The shared expert's output."""
+        raise NotImplementedError
+
+    def __call__(self, x: mx.array) -> mx.array:
+        outputs, weights = self.executor(self, x)
+        routed = (outputs * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        return routed + self.shared(x)

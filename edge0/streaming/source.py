@@ -1,0 +1,120 @@
+"""Two ways to get the bytes of an expert: explicit reads, and page faults on a mapping (the paper's way).
+
+Both know files and offsets and nothing of experts, slots or MLX. Descriptors are opened once and kept; every failure
+of the storage is an error that names the file and the bytes, never silence.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from edge0.checkpoint.layout import ByteRange
+from edge0.errors import Edge0Error, ErrorKind
+
+ADVICE_BYTES = 128 << 10  # one read-ahead request is cut, silently, at the device's request size; this fits all
+
+
+class Source(Protocol):
+    def read(self, piece: ByteRange, memory: memoryview) -> None:
+        """Fill `memory` (`piece.nbytes` bytes) from the file."""
+
+    def array(self, piece: ByteRange) -> np.ndarray:
+        """The bytes as a uint8 array: fresh memory, or a view of the mapping."""
+
+    def advise(self, pieces: Sequence[ByteRange]) -> None:
+        """Tell the kernel that these ranges will be read."""
+
+    def close(self) -> None: ...
+
+
+class PreadSource:
+    """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can."""
+
+    def __init__(self, paths: Iterable[Path]):
+        self._files = {path: _open(path) for path in paths}
+
+    def read(self, piece: ByteRange, memory: memoryview) -> None:
+        """
+        Raises:
+            Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
+        """
+        done = 0
+        while done < piece.nbytes:
+            try:
+                count = os.preadv(self._files[piece.path], [memory[done:]], piece.offset + done)
+            except OSError as error:
+                raise read_failed(piece, str(error)) from error
+            if count == 0:
+                raise read_failed(piece, f"the file ends after {done} of {piece.nbytes} bytes")
+            done += count
+
+    def array(self, piece: ByteRange) -> np.ndarray:
+        fresh = np.empty(piece.nbytes, np.uint8)
+        self.read(piece, memoryview(fresh))
+        return fresh
+
+    def advise(self, pieces: Sequence[ByteRange]) -> None:
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for piece in pieces:
+            for start in range(piece.offset, piece.offset + piece.nbytes, ADVICE_BYTES):
+                length = min(ADVICE_BYTES, piece.offset + piece.nbytes - start)
+                os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files = {}
+
+
+class FaultSource:
+    """Copies out of a read-only mapping, so that the kernel reads by page fault. `random` switches read-around off."""
+
+    def __init__(self, paths: Iterable[Path], random: bool = False):
+        self._maps: dict[Path, mmap.mmap] = {}
+        for path in paths:
+            descriptor = _open(path)
+            try:
+                self._maps[path] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+            finally:
+                os.close(descriptor)
+            if random:
+                self._maps[path].madvise(mmap.MADV_RANDOM)
+
+    def read(self, piece: ByteRange, memory: memoryview) -> None:
+        """A storage error here is a SIGBUS of the process: a mapping has no other way to report one."""
+        memory[:] = memoryview(self._maps[piece.path])[piece.offset : piece.offset + piece.nbytes]
+
+    def array(self, piece: ByteRange) -> np.ndarray:
+        return np.frombuffer(self._maps[piece.path], np.uint8, piece.nbytes, piece.offset)
+
+    def advise(self, pieces: Sequence[ByteRange]) -> None:
+        """Nothing: in this way of reading, the fault itself is the request."""
+
+    def close(self) -> None:
+        for mapping in self._maps.values():
+            mapping.close()
+        self._maps = {}
+
+
+def read_failed(piece: ByteRange, why: str) -> Edge0Error:
+    return Edge0Error(
+        ErrorKind.READ_FAILED,
+        f"an expert could not be read: {why}",
+        path=piece.path,
+        tensor=f"bytes {piece.offset} to {piece.offset + piece.nbytes}",
+        hint="check the disk and the file; the request was ended",
+    )
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be opened ({error.strerror})", path=path) from error

@@ -1,0 +1,84 @@
+"""What is written down while the engine runs: one record per expert read, one per wait of the engine thread.
+
+Records are appended by several threads and read after the run; nothing here decides anything. Times are monotonic
+nanoseconds. The state of the page cache is not known here: an observer may add it to each load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edge0.checkpoint.layout import ByteRange
+
+DEMAND, PREFETCH, PREFILL = "demand", "prefetch", "prefill"
+LOADS, COMPUTE = "loads", "compute"  # what the engine thread waits for
+
+
+@dataclass(slots=True)
+class LoadRecord:
+    """One expert read. Cold and in-flight bytes are -1 where no observer looked."""
+
+    step: int  # the step that asked for it; -1 before the first decode step
+    layer: int
+    expert: int
+    purpose: str
+    asked_bytes: int
+    submit_ns: int
+    start_ns: int = 0  # after the observer's probe
+    end_ns: int = 0
+    advise_ns: int = 0
+    thread: int = 0
+    cold_bytes: int = -1
+    inflight_bytes: int = -1
+    device_bytes: int = -1
+
+
+class LoadObserver(Protocol):
+    """Looks at the page cache around each load, from the thread that loads."""
+
+    def before(self, ranges: tuple[ByteRange, ...], record: LoadRecord) -> None: ...
+
+    def after(self, record: LoadRecord) -> None: ...
+
+
+@dataclass
+class Recorder:
+    """Collects the records of one engine. `step` is set by the engine thread."""
+
+    observer: LoadObserver | None = None
+    step: int = -1
+    loads: list[LoadRecord] = field(default_factory=list)
+    waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
+    hits: list[tuple[int, int, int]] = field(default_factory=list)  # step, layer, experts found in memory
+    dropped: int = 0  # routed experts that did not take part; must stay 0
+
+    @contextmanager
+    def waiting(self, reason: str, layer: int) -> Iterator[None]:
+        """Write down how long the engine thread stood still, and for what."""
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.waits.append((self.step, reason, layer, time.monotonic_ns() - start))
+
+    def load(self, layer: int, expert: int, purpose: str, nbytes: int) -> LoadRecord:
+        return LoadRecord(self.step, layer, expert, purpose, nbytes, time.monotonic_ns())
+
+    def begin(self, record: LoadRecord, ranges: tuple[ByteRange, ...]) -> None:
+        """Called by the loading thread right before the first byte is asked for."""
+        if self.observer is not None:
+            self.observer.before(ranges, record)
+        record.thread = threading.get_native_id()
+        record.start_ns = time.monotonic_ns()
+
+    def finish(self, record: LoadRecord) -> None:
+        """Called by the loading thread when the last byte is there."""
+        record.end_ns = time.monotonic_ns()
+        if self.observer is not None:
+            self.observer.after(record)
+        self.loads.append(record)

@@ -1,0 +1,307 @@
+"""The two model families and the shapes that can be synthesised.
+
+A *family* is an architecture with its file layout, routing law and prerouter rules; a *tier* is a family at a shape.
+A directory says through its config.json which family it is (`read_config`); tiers are only needed to make one.
+Knows nothing of MLX, of weights, or of how a model runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge0.errors import Edge0Error, ErrorKind
+
+GROUP_SIZE = 64  # inputs that share one scale and one bias
+EXPERT_BITS = 4
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets one architecture apart (paper sections 3.2, 3.3; Table 1)."""
+
+    name: str
+    tag: str  # how adapter metadata names the model
+    architecture: str
+    layer_prefix: str
+    experts_key: str
+    adapter_stem: str
+    config_key: str | None  # where config.json nests the text model
+    router: str  # "softmax" or "sigmoid-groups"
+    last_layer_predicted: bool  # 35b computes a prediction for its last layer and never uses it
+    first_step_predicted: bool  # 8b's heads also run on the prompt's last position
+    k_served: int
+
+
+QWEN = Family(
+    name="qwen",
+    tag="35b",
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    layer_prefix="language_model.model.layers",
+    experts_key="mlp.switch_mlp",
+    adapter_stem="edge0_35b",
+    config_key="text_config",
+    router="softmax",
+    last_layer_predicted=False,
+    first_step_predicted=False,
+    k_served=4,
+)
+LING = Family(
+    name="ling",
+    tag="8b",
+    architecture="BailingMoeV3ForCausalLM",
+    layer_prefix="model.layers",
+    experts_key="mlp.experts",
+    adapter_stem="edge0_8b",
+    config_key=None,
+    router="sigmoid-groups",
+    last_layer_predicted=True,
+    first_step_predicted=True,
+    k_served=8,
+)
+FAMILIES = {family.architecture: family for family in (QWEN, LING)}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The fields of config.json that the engine itself reads; `text` holds all of the text model's."""
+
+    family: Family
+    raw: Mapping[str, Any]
+    text: Mapping[str, Any]
+    layers: int
+    hidden: int
+    experts: int
+    expert_width: int
+    vocab: int
+    dense_layers: int  # leading layers without experts
+    groups: int  # expert groups of the router (1: no groups)
+    groups_kept: int
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        return tuple(range(self.dense_layers, self.layers))
+
+    def check_k(self, k: int) -> int:
+        """K itself, if that many experts can be selected.
+
+        Raises:
+            Edge0Error: K_INVALID.
+        """
+        ceiling = self.experts // self.groups * self.groups_kept
+        if not 1 <= k <= ceiling:
+            raise Edge0Error(
+                ErrorKind.K_INVALID,
+                f"K={k} cannot be routed by this model ({self.experts} experts)",
+                expected=f"1 to {ceiling}",
+                found=k,
+            )
+        return k
+
+
+def read_config(directory: Path | str) -> ModelConfig:
+    """Read and check config.json.
+
+    Raises:
+        Edge0Error: FILE_MISSING, CONFIG_MALFORMED, CONFIG_FAMILY.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise Edge0Error(
+            ErrorKind.FILE_MISSING, "no config.json", path=path, hint="name the directory of a checkpoint"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise Edge0Error(ErrorKind.CONFIG_MALFORMED, f"cannot be read as JSON ({error})", path=path) from error
+    return parse_config(raw, path)
+
+
+def parse_config(raw: Any, path: Path) -> ModelConfig:
+    """The checked view of a decoded config.json (see `read_config`)."""
+    if not isinstance(raw, dict):
+        raise Edge0Error(ErrorKind.CONFIG_MALFORMED, "is not a JSON object", path=path)
+    names = raw.get("architectures")
+    family = next((FAMILIES[name] for name in names if name in FAMILIES), None) if isinstance(names, list) else None
+    if family is None:
+        raise Edge0Error(
+            ErrorKind.CONFIG_FAMILY,
+            "not an architecture that Edge0 serves",
+            path=path,
+            tensor="architectures",
+            expected=" or ".join(FAMILIES),
+            found=names,
+        )
+    text = raw.get(family.config_key) if family.config_key else raw
+    if not isinstance(text, dict):
+        raise Edge0Error(ErrorKind.CONFIG_MALFORMED, "is not an object", path=path, tensor=family.config_key)
+
+    def field(key: str, default: int | None = None) -> int:
+        value = text.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise Edge0Error(
+                ErrorKind.CONFIG_MALFORMED,
+                "is not a positive integer",
+                path=path,
+                tensor=key,
+                expected="an integer >= 1",
+                found=value,
+            )
+        return value
+
+    grouped = family.router == "sigmoid-groups"
+    config = ModelConfig(
+        family=family,
+        raw=raw,
+        text=text,
+        layers=field("num_hidden_layers"),
+        hidden=field("hidden_size"),
+        experts=field("num_experts"),
+        expert_width=field("moe_intermediate_size"),
+        vocab=field("vocab_size"),
+        dense_layers=field("first_k_dense_replace", 1) if grouped else 0,
+        groups=field("n_group") if grouped else 1,
+        groups_kept=field("topk_group") if grouped else 1,
+    )
+    if config.experts % config.groups:
+        raise Edge0Error(
+            ErrorKind.CONFIG_MALFORMED,
+            f"{config.experts} experts do not divide into groups",
+            path=path,
+            tensor="n_group",
+            expected=f"a divisor of {config.experts}",
+            found=config.groups,
+        )
+    for key, width in (("hidden_size", config.hidden), ("moe_intermediate_size", config.expert_width)):
+        if width % GROUP_SIZE:
+            raise Edge0Error(
+                ErrorKind.CONFIG_MALFORMED,
+                "is not a multiple of the quantisation group",
+                path=path,
+                tensor=key,
+                expected=f"a multiple of {GROUP_SIZE}",
+                found=width,
+            )
+    return config
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A shape that `edge0 synth` can make."""
+
+    name: str
+    family: Family
+    text: Mapping[str, Any]
+    owners: tuple[int, ...]  # layers that own a head: head N predicts layer N+1
+    head_hidden: int
+    shards: int
+    ks: tuple[int, ...] = (2, 4, 8)
+
+
+def _qwen(layers: int, hidden: int, experts: int, width: int, heads: int, head_dim: int, linear: int) -> dict[str, Any]:
+    rotary = head_dim // 4 // 2
+    return {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 512,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "rms_norm_eps": 1e-6,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": linear,
+        "linear_num_value_heads": 2 * linear,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": experts,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width,
+        "max_position_embeddings": 4096,
+        "mtp_num_hidden_layers": 1,
+        "mamba_ssm_dtype": "float32",
+        "tie_word_embeddings": False,
+        "eos_token_id": 256,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [rotary - 2 * (rotary // 3), rotary // 3, rotary // 3],
+            "mrope_interleaved": True,
+        },
+    }
+
+
+def _ling(layers: int, hidden: int, experts: int, width: int, heads: int, rank: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "vocab_size": 512,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * width,
+        "moe_intermediate_size": width,
+        "moe_shared_expert_intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": head_dim,
+        "num_experts": experts,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid",
+        "router_dtype": "fp32",
+        "layer_group_size": 4,
+        "q_lora_rank": rank,
+        "kv_lora_rank": rank,
+        "qk_nope_head_dim": head_dim,
+        "qk_rope_head_dim": head_dim // 2,
+        "v_head_dim": head_dim,
+        "short_conv_kernel_size": 4,
+        "kda_lower_bound": -5.0,
+        "kda_safe_gate": True,
+        "no_kda_lora": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 6000000.0,
+        "rope_interleave": True,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "eos_token_id": 256,
+        "pad_token_id": 256,
+        "torch_dtype": "bfloat16",
+    }
+
+
+# Gate layers in proportion to the released models: 35b 0-6 and 39 of 40, 8b 1-7 of 24 (design, section 3 rule 8).
+TIERS: dict[str, Tier] = {
+    tier.name: tier
+    for tier in (
+        Tier("mini-35b", QWEN, _qwen(12, 1024, 64, 256, 8, 128, 4), tuple(range(1, 11)), 128, 4),
+        Tier("mini-8b", LING, _ling(12, 1024, 64, 256, 8, 128, 64), tuple(range(3, 11)), 128, 1),
+        Tier("unit-35b", QWEN, _qwen(8, 128, 32, 64, 4, 32, 2), tuple(range(0, 7)), 64, 4),
+        Tier("unit-8b", LING, _ling(8, 128, 32, 64, 4, 64, 32), tuple(range(2, 7)), 64, 1),
+    )
+}
+
+
+def find_tier(name: str) -> Tier:
+    """The tier of that name.
+
+    Raises:
+        Edge0Error: TIER_UNKNOWN.
+    """
+    if name not in TIERS:
+        raise Edge0Error(
+            ErrorKind.TIER_UNKNOWN, f"no tier {name!r} can be synthesised", expected=", ".join(TIERS), found=name
+        )
+    return TIERS[name]
