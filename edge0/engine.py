@@ -91,7 +91,8 @@ class Engine:
             Schedule.of(config, heads.owners, options.launch_groups) if heads else Schedule.without_heads(config)
         )
         slot = slot_bytes(self.layout.specs, self.dtype)
-        slots = options.bank_slots(slot, self.floor_slots, self.layout.experts * len(self.layout.layers))
+        floor = self.schedule.floor_slots(config, self.k)
+        slots = options.bank_slots(slot, floor, len(self.layout.records()))
 
         self.model = models.load(self.directory, config, index, streamed=True)
         if lora is not None:
@@ -113,11 +114,6 @@ class Engine:
         self.executor = Executor(self.store, self.router, self.recorder)
         for block in self.blocks.values():
             block.executor = self.executor
-
-    @property
-    def floor_slots(self) -> int:
-        """Slots that a token needs at the least: its working set and the prefetch set of the next one."""
-        return self.k * (len(self.config.moe_layers) + len(self.schedule.predicted))
 
     @property
     def resident_bytes(self) -> int:
@@ -237,7 +233,10 @@ class Engine:
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
         forecast = self._forecast(group, running.executed, request)
-        mx.async_eval(h, *(forecast.arrays() if forecast else ()))
+        with self.recorder.waiting(
+            COMPUTE, group.layers[-1]
+        ):  # the CPU backend holds the caller when its queue is full
+            mx.async_eval(h, *(forecast.arrays() if forecast else ()))
         leases, running.leases = running.leases, []
         flights.append(Flight(group, h, forecast, leases))
         return h

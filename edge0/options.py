@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import get_args, get_type_hints, Literal
+from typing import Literal, get_args, get_type_hints
 
 from edge0.errors import Edge0Error, ErrorKind
 

@@ -153,17 +153,24 @@ def _mlp(config: ModelConfig, layer: int, prefix: str) -> list[Linear | Tensor]:
         items.append(raw(f"{prefix}.mlp.gate.expert_bias", config.experts))
         shared = text["moe_shared_expert_intermediate_size"] * text["num_shared_experts"]
         items += mlp_linears(f"{prefix}.mlp.shared_experts", hidden, shared)
-        # The predictor that the prerouter superseded; shipped, and to be ignored. Its fc1 saw the hidden state alone.
-        inner = hidden // 4
-        items.append(raw(f"{prefix}.mlp.pregate.fc1.weight", inner, hidden))
-        items.append(raw(f"{prefix}.mlp.pregate.fc2.weight", config.experts, inner))
-        items.append(raw(f"{prefix}.mlp.pregate.linear_init.weight", config.experts, hidden))
+        if layer + 1 < config.layers:
+            items += _superseded_predictor(config, prefix)
     for spec in part_specs(hidden, config.expert_width):
         if spec.part == "weight":
             name = expert_tensor(config, layer, spec).removesuffix(".weight")
             inp = config.expert_width if spec.projection == "down_proj" else hidden
             items.append(Linear(name, spec.shape[0], inp, EXPERT_BITS, config.experts))
     return items
+
+
+def _superseded_predictor(config: ModelConfig, prefix: str) -> list[Linear | Tensor]:
+    """What the released 8b file still holds of the prerouter's predecessor, on all but the last layer; ignored."""
+    inner = config.hidden // 4
+    return [
+        raw(f"{prefix}.mlp.pregate.fc1.weight", inner, config.hidden),
+        raw(f"{prefix}.mlp.pregate.fc2.weight", config.experts, inner),
+        raw(f"{prefix}.mlp.pregate.linear_init.weight", config.experts, config.hidden),
+    ]
 
 
 def mlp_linears(prefix: str, hidden: int, width: int) -> list[Linear | Tensor]:

@@ -259,7 +259,7 @@ def router_values(config: ModelConfig, seed: int, layer: int) -> np.ndarray:
 
 
 def adapter_bytes(config: ModelConfig, seed: int, k: int, tensor: Tensor) -> Iterator[bytes]:
-    """The bytes of one adapter tensor; a head's linear part is warm-started from the next layer's router (section 4)."""
+    """The bytes of one adapter tensor; a head starts from the next layer's router (warm start, paper section 4)."""
     normal = generator(seed, f"k{k}:{tensor.name}").standard_normal(tensor.shape, dtype=np.float32)
     if tensor.name.endswith("linear_init.weight"):
         owner = int(tensor.name.split(".")[1])

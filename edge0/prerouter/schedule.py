@@ -62,6 +62,10 @@ class Schedule:
     def owner_groups(self) -> tuple[tuple[int, ...], ...]:
         return tuple(group.owners for group in self.groups if group.owners)
 
+    def floor_slots(self, config: ModelConfig, k: int) -> int:
+        """Experts that memory must hold at the least: a token's working set and the next one's prefetch set."""
+        return k * (len(config.moe_layers) + len(self.predicted))
+
 
 def predicted_layers(config: ModelConfig, owners: Iterable[int]) -> tuple[int, ...]:
     """The layers that consume a prediction: each owner's next; 35b never predicts its last layer."""

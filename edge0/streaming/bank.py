@@ -17,7 +17,7 @@ import numpy as np
 from edge0.checkpoint.layout import ExpertLayout, PartSpec
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.streaming.reader import Reader, Target
-from edge0.telemetry.loads import PREFETCH, Recorder
+from edge0.telemetry.loads import Recorder
 
 Key = tuple[int, int]  # layer, expert
 
@@ -137,8 +137,6 @@ class Bank:
             pending[key] = self._loading[key] = self._reader.submit(
                 record, self._layout.ranges(*key), self._targets[slot]
             )
-        if purpose != PREFETCH:
-            self._recorder.hits.append((self._recorder.step, layer, len(experts) - len(missing)))
         return Lease(self, layer, experts, slots, pending)
 
     def unpin(self, slots: np.ndarray) -> None:

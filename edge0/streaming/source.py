@@ -97,6 +97,11 @@ class FaultSource:
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         """Nothing: in this way of reading, the fault itself is the request."""
 
+    def unmap(self) -> None:
+        """Drop the page-table entries, for a harness that evicts: mapped pages stay in the page cache."""
+        for mapping in self._maps.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         for mapping in self._maps.values():
             mapping.close()

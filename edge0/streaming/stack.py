@@ -57,19 +57,16 @@ class StackStore:
 
     def bundles(self, layer: int, experts: np.ndarray, purpose: str) -> list[Bundle]:
         """The bundles of some experts, reading those that the LRU lacks."""
-        found, hits = [], 0
+        found = []
         for expert in experts.tolist():
             key = (layer, expert)
             bundle = self._bundles.pop(key, None)
             if bundle is None:
                 bundle = self._load(key, purpose)
-            else:
-                hits += 1
             self._bundles[key] = bundle
             found.append(bundle)
         while len(self._bundles) > self.capacity:
             self._bundles.popitem(last=False)
-        self._recorder.hits.append((self._recorder.step, layer, hits))
         return found
 
     def _load(self, key: Key, purpose: str) -> Bundle:

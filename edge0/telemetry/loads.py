@@ -54,7 +54,6 @@ class Recorder:
     step: int = -1
     loads: list[LoadRecord] = field(default_factory=list)
     waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
-    hits: list[tuple[int, int, int]] = field(default_factory=list)  # step, layer, experts found in memory
     dropped: int = 0  # routed experts that did not take part; must stay 0
 
     @contextmanager

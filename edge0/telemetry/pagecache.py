@@ -44,7 +44,7 @@ _MADV_DONTNEED, _MADV_PAGEOUT, _MADV_POPULATE_READ = 4, 21, 22  # Linux
 _MS_INVALIDATE = 2  # macOS
 _RUSAGE_INFO_V4 = 4
 _PROBE_SPAN_BYTES = 1 << 30
-_EVICT_TRIES = 50
+_EVICT_TRIES, _STUCK_TRIES = 50, 3
 _SCRATCH_BYTES = 8 << 20
 _PLACES, _PLACE_BYTES = 16, 1 << 20
 _LOW_BIT = bytes(value & 1 for value in range(256))  # macOS sets further flag bits in what mincore returns
@@ -266,19 +266,23 @@ class FilePages:
 
     def _drop(self, start: int, end: int) -> None:
         """Linux: drop the pages of one span; what needs more than the advice is waited for or split."""
-        split = False
+        stuck = 0
         for _ in range(_EVICT_TRIES):
             _LIBC.madvise(self._base + start, end - start, _MADV_DONTNEED)  # a page in our page table would stay
             os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
-            if self._uses_cachestat:
-                queued = _cachestat(self._fd, start, end - start)
-                if queued and queued > self._count(start, end - start):
-                    time.sleep(0.001)  # locked until their read arrives
-                    continue
-            if split or not (self._is_cached(start) or self._is_cached(end - PAGE_BYTES)):
+            if self._uses_cachestat and not _cachestat(self._fd, start, end - start):
                 return
-            split = True
-            self._split_edges(start, end)
+            readable = self._count(start, end - start)
+            if self._uses_cachestat and _cachestat(self._fd, start, end - start) > readable:
+                time.sleep(0.001)  # a page is locked until its read arrives
+                continue
+            if readable == 0 or stuck == _STUCK_TRIES:
+                return
+            stuck += 1
+            if stuck == 1:
+                self._split_edges(start, end)
+            else:
+                time.sleep(0.001)  # the kernel's own scans hold pages for a moment
 
     def _split_edges(self, start: int, end: int) -> None:
         """Break up large folios that cross an edge: the kernel drops a folio whole or, if part lies outside, not.

@@ -1,0 +1,318 @@
+"""The file side of the analysis: reads one session folder into rows, and publishes finished files.
+
+Knows nothing of tables. A session folder holds session.json, runs.parquet, steps.parquet and loads.parquet. Void runs
+are set apart here, once, so that no number downstream can come from one; two sessions in one folder are refused,
+because a ratio between sessions compares two moods of a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.statistics import NO_RATIO, Ratio, paired_ratio
+
+MIB = 2**20
+EXIT_CODE = 2
+ARMS = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
+# Arm over base: the prerouter's gain with one way of reading, then the gain of the way of reading.
+GAIN_PAIRS = (("prerouter", "ondemand"), ("prerouter-mmap", "ondemand-mmap"))
+PAIRS = (*GAIN_PAIRS, ("ondemand", "ondemand-mmap"), ("prerouter", "prerouter-mmap"))
+# (K, arm, base) to its ratio; arm = base is the A/A pair.
+PairRatios = dict[tuple[int, str, str], Ratio]
+ROLES = ("arm", "aa", "drift")
+# A session whose first run, repeated at the end, lies beyond the arm's earlier runs by this factor has no verdict.
+DRIFT_LIMIT = 1.10
+
+RUN_COLUMNS = (
+    "session run_id order round role arm k tier condition tok_s timed_steps warmup_steps bank_bytes bank_slots "
+    "resident_bytes alloc_peak_bytes alloc_active_bytes rss_anon_bytes rss_file_bytes rss_peak_bytes "
+    "cached_before_bytes cached_after_bytes budget_bytes dropped token_hash void void_reason"
+).split()
+STEP_MEANS = (
+    "step_ms wait_ms wait_predicted_ms wait_gate_ms compute_ms loads loads_predicted hits asked_bytes cold_bytes "
+    "device_bytes load_busy_ms load_busy_predicted_ms"
+).split()
+STEP_COLUMNS = ["run_id", "step", "timed", *STEP_MEANS, "dropped"]
+LOAD_COLUMNS = (
+    "run_id step layer expert purpose predicted_layer asked_bytes cold_bytes inflight_bytes device_bytes submit_ns "
+    "start_ns end_ns"
+).split()
+BOOLEANS = {"void", "timed", "predicted_layer"}
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What session.json says of the whole session. A key that it lacks is None (`host`: empty).
+
+    `expert_bytes` are the bytes of all routed experts of the checkpoint, `budget_bytes` the page cache left to them.
+    """
+
+    session: str | None = None
+    machine: str | None = None
+    tier: str | None = None
+    experiment: str | None = None
+    condition: str | None = None
+    k_values: list[int] | None = None
+    arms: list[str] | None = None
+    rounds: int | None = None
+    host: dict[str, Any] = field(default_factory=dict)
+    family: str | None = None
+    commit: str | None = None
+    created: str | None = None
+    budget_bytes: int | None = None
+    expert_bytes: int | None = None
+    bank_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The session's first run against its repeat at the end: `ratio` is repeat over first (NaN: not measured)."""
+
+    ratio: float
+    void_verdict: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session's rows.
+
+    `runs`: valid runs, one row each, with the runs.parquet columns, `X_per_step` for each column X of `STEP_MEANS`
+    (mean over the run's timed steps) and `cold_share` (cold over asked bytes, timed steps). `all_runs`: the same rows
+    with the void ones, for counts that must not be lost with a run. `void`: the void runs. `loads`: rows of valid runs.
+    """
+
+    info: SessionInfo
+    runs: pd.DataFrame
+    all_runs: pd.DataFrame
+    void: pd.DataFrame
+    steps: pd.DataFrame
+    loads: pd.DataFrame
+
+    def cell(self, arm: str, k: int, role: str = "arm") -> pd.DataFrame:
+        """Valid runs of one arm at one K in one role, one row per round, indexed by round."""
+        rows = self.runs[(self.runs["arm"] == arm) & (self.runs["k"] == k) & (self.runs["role"] == role)]
+        return rows.set_index("round").sort_index()
+
+    @property
+    def name(self) -> str:
+        """The session's name: session.json's, else the one that its rows agree on."""
+        return self.info.session or str(self.all_runs["session"].iloc[0])
+
+    @property
+    def condition(self) -> str:
+        """The page-cache condition that every run of the session shares."""
+        return str(self.all_runs["condition"].iloc[0])
+
+    @property
+    def void_reasons(self) -> list[str]:
+        """One line for each void run: which it was and why its numbers are not used."""
+        return [
+            f"{row.run_id} ({row.role} {row.arm}, K={row.k}, round {row.round}): {row.void_reason or 'no reason given'}"
+            for row in self.void.itertuples()
+        ]
+
+    def drift(self) -> Drift:
+        """Whether the machine changed during the session: its first run against the run that repeats it at the end."""
+        repeats = self.all_runs[self.all_runs["role"] == "drift"]
+        if repeats.empty:
+            return Drift(math.nan, False, "not measured in this session")
+        repeat = repeats.iloc[-1]
+        first = self.all_runs[self.all_runs["role"] == "arm"].iloc[0]
+        what = f"{repeat['arm']} at K={repeat['k']}, first run of the session against its repeat at the end"
+        void = [run["void_reason"] or "no reason given" for run in (first, repeat) if run["void"]]
+        if void:
+            return Drift(math.nan, True, f"{what}: not comparable ({void[0]}), so the session has no verdict")
+        if (first["arm"], first["k"]) != (repeat["arm"], repeat["k"]):
+            raise ValueError(
+                f"session {self.name}: the drift run {repeat['run_id']} repeats another run than the first"
+            )
+        ratio = float(repeat["tok_s"] / first["tok_s"])
+        # The first arm also ran in other rounds and as A/A: a repeat within their scatter is noise, not drift.
+        alike = self.runs[(self.runs["arm"] == first["arm"]) & (self.runs["k"] == first["k"])]
+        before = alike.loc[alike["role"] != "drift", "tok_s"]
+        low, high = before.min() / DRIFT_LIMIT, before.max() * DRIFT_LIMIT
+        drifted = not low <= repeat["tok_s"] <= high
+        verdict = "drifted, so the session has no verdict" if drifted else "no drift"
+        scatter = f"its {len(before)} earlier runs ranged {before.min():.2f}-{before.max():.2f} tok/s"
+        return Drift(ratio, drifted, f"{what}: {ratio:.2f}x, {verdict} ({scatter}; limit {DRIFT_LIMIT:.2f}x beyond)")
+
+
+def paired(left: pd.DataFrame, right: pd.DataFrame, column: str = "tok_s") -> Ratio:
+    """Ratio of two cells over the rounds valid in both; `NO_RATIO` (n = 0) when they share none."""
+    shared = left.index.intersection(right.index)
+    if shared.empty:
+        return NO_RATIO
+    return paired_ratio(left.loc[shared, column].to_numpy(), right.loc[shared, column].to_numpy())
+
+
+def pair_ratios(session: Session) -> PairRatios:
+    """tok/s ratios of every pair of `PAIRS` that the session ran, K by K, then of the A/A pairs."""
+    planned = session.all_runs
+    cells = set(planned.loc[planned["role"] == "arm", ["arm", "k"]].itertuples(index=False, name=None))
+    ratios = {
+        (k, arm, base): paired(session.cell(arm, k), session.cell(base, k))
+        for k in sorted({k for _, k in cells})
+        for arm, base in PAIRS
+        if (arm, k) in cells and (base, k) in cells
+    }
+    repeated = planned.loc[planned["role"] == "aa", ["arm", "k"]].drop_duplicates().sort_values(["k", "arm"])
+    for arm, k in repeated.itertuples(index=False, name=None):
+        ratios[k, arm, arm] = paired(session.cell(arm, k, "aa"), session.cell(arm, k))
+    return ratios
+
+
+def load_session(folder: Path) -> Session:
+    """Read and check one session folder, or the one that a `latest.json` beside the folders names.
+
+    Raises ValueError, one line naming the file: unreadable file, missing column, several sessions, rows of a run that
+    runs.parquet does not know, two runs in one place of the plan, a valid run that lacks timed steps, no valid run of
+    an arm.
+    """
+    if folder.is_file():
+        folder = folder.parent / str(read_json(folder)["session"])
+    info = _read_info(folder / "session.json")
+    runs = _read_rows(folder / "runs.parquet", RUN_COLUMNS)
+    steps = _read_rows(folder / "steps.parquet", STEP_COLUMNS)
+    loads = _read_rows(folder / "loads.parquet", LOAD_COLUMNS)
+    _check_runs(folder / "runs.parquet", runs, info)
+    for name, rows in (("steps.parquet", steps), ("loads.parquet", loads)):
+        strangers = sorted(set(rows["run_id"]) - set(runs["run_id"]))
+        if strangers:
+            raise ValueError(f"{folder / name}: holds run {strangers[0]}, which runs.parquet does not; mixed sessions?")
+    runs = _with_step_means(runs.sort_values("order", ignore_index=True), steps)
+    valid = runs[~runs["void"]].reset_index(drop=True)
+    if valid[valid["role"] == "arm"].empty:
+        raise ValueError(f"{folder / 'runs.parquet'}: no valid run of an arm; first reason: {_reason(runs)}")
+    for run in valid[valid["timed_steps_found"] != valid["timed_steps"]].itertuples():
+        found = f"expected {run.timed_steps} timed steps of run {run.run_id}, found {run.timed_steps_found}"
+        raise ValueError(f"{folder / 'steps.parquet'}: {found}")
+    kept = set(valid["run_id"])
+    void = runs[runs["void"]].reset_index(drop=True)
+    return Session(info, valid, runs, void, steps[steps["run_id"].isin(kept)], loads[loads["run_id"].isin(kept)])
+
+
+@contextlib.contextmanager
+def publishing(out: Path) -> Iterator[Path]:
+    """A scratch folder inside `out`; on a clean exit each file in it is renamed into `out`, else all of it vanishes.
+
+    So a reader sees old files or new ones, never half of one, and a failure leaves `out` as it was. OSError passes.
+    """
+    existed = out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
+    try:
+        yield scratch
+        for path in sorted(scratch.iterdir()):
+            os.replace(path, out / path.name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not existed and not any(out.iterdir()):
+            out.rmdir()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right_from: int | None = None) -> str:
+    """A Markdown table; columns from index `right_from` on are aligned right."""
+    first = len(header) if right_from is None else right_from
+    marks = ["---" if column < first else "---:" for column in range(len(header))]
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, marks, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def run_command(action: Callable[[], str], out: Path) -> int:
+    """Print what `action` returns and give 0; for a refusal print its one line on stderr and give `EXIT_CODE`."""
+    try:
+        text = action()
+    except OSError as error:
+        print(f"error: {error.filename or out}: cannot be written ({error.strerror})", file=sys.stderr)
+        return EXIT_CODE
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CODE
+    print(text)
+    return 0
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in a file. Raises ValueError, one line naming the file, when there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+
+
+def _read_info(path: Path) -> SessionInfo:
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    known = {f.name: document[f.name] for f in fields(SessionInfo) if document.get(f.name) is not None}
+    return SessionInfo(**known)
+
+
+def _read_rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    try:
+        rows = pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    missing = [column for column in columns if column not in rows.columns]
+    if missing:
+        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
+    for column in BOOLEANS.intersection(rows.columns):
+        if len(rows) and rows[column].dtype != bool:
+            raise ValueError(f"{path}: column {column} must be boolean without gaps, found {rows[column].dtype}")
+    return rows
+
+
+def _check_runs(path: Path, runs: pd.DataFrame, info: SessionInfo) -> None:
+    sessions = sorted(set(runs["session"]) | ({info.session} if info.session else set()), key=str)
+    if len(sessions) > 1:
+        raise ValueError(
+            f"{path}: mixed sessions ({', '.join(map(str, sessions))}); ratios across sessions are refused"
+        )
+    for column in ("tier", "condition"):
+        values = sorted(set(runs[column].dropna()), key=str)
+        if len(values) > 1:
+            raise ValueError(f"{path}: mixed {column}s ({', '.join(map(str, values))}) in one session")
+    strange = sorted(set(runs["role"]) - set(ROLES), key=str)
+    if strange:
+        raise ValueError(f"{path}: role {strange[0]!r} is not one of {', '.join(ROLES)}")
+    for key in (["run_id"], ["role", "arm", "k", "round"]):
+        twice = runs[runs.duplicated(key)]
+        if not twice.empty:
+            what = ", ".join(f"{column} {twice.iloc[0][column]}" for column in key)
+            raise ValueError(f"{path}: two runs with the same {what}")
+
+
+def _with_step_means(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    timed = steps[steps["timed"]].groupby("run_id")
+    means = timed[STEP_MEANS].mean().add_suffix("_per_step")
+    asked = timed["asked_bytes"].sum()
+    means["cold_share"] = timed["cold_bytes"].sum() / asked.where(asked > 0)
+    joined = runs.join(means, on="run_id")
+    joined["timed_steps_found"] = runs["run_id"].map(timed.size()).fillna(0).astype(int)
+    # A drop seen by either counter counts: the larger of the run's own and the sum over all its steps.
+    seen = runs["run_id"].map(steps.groupby("run_id")["dropped"].sum()).fillna(0)
+    joined["dropped"] = pd.concat([runs["dropped"], seen], axis=1).max(axis=1).astype(int)
+    joined["void_reason"] = joined["void_reason"].fillna("")
+    return joined
+
+
+def _reason(runs: pd.DataFrame) -> str:
+    arms = runs[runs["role"] == "arm"]
+    return str(arms.iloc[0]["void_reason"]) if len(arms) else "the file holds none"

@@ -1,0 +1,116 @@
+"""The statistics of the project: medians with their spread, and paired ratios with an interval.
+
+Knows nothing of arms, files or units: it takes plain sequences of numbers. Two arms are compared only through the
+rounds that they share, because a round is the unit in which this machine was in one state; pooling rounds, or runs of
+different sessions, would count the machine's mood as an effect of the arm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+POWER = 0.80
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median of `n` values with the smallest and the largest of them; all NaN when `n` is 0."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A geometric mean of `n` per-round ratios with its two-sided 95% interval (NaN for `n` below 2)."""
+
+    ratio: float
+    ci_low: float
+    ci_high: float
+    n: int
+
+    def __str__(self) -> str:
+        """As it stands in tables: `1.52x (1.40-1.66)`."""
+        if self.n == 0:
+            return "no shared round"
+        interval = "no interval" if math.isnan(self.ci_low) else f"{self.ci_low:.2f}-{self.ci_high:.2f}"
+        return f"{self.ratio:.2f}x ({interval})"
+
+    @property
+    def sd_log(self) -> float:
+        """Standard deviation of the log ratios between rounds, recovered from the interval's width; NaN for n < 2."""
+        if self.n < 2:
+            return math.nan
+        half_width = (math.log(self.ci_high) - math.log(self.ci_low)) / 2
+        return half_width * math.sqrt(self.n) / _t_quantile(self.n, (1 + CONFIDENCE) / 2)
+
+    def contains(self, value: float) -> bool:
+        """Whether the interval holds `value`; False where there is no interval."""
+        return self.ci_low <= value <= self.ci_high
+
+
+NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0)
+
+
+def median_spread(values: Sequence[float]) -> Spread:
+    """Median, smallest and largest of the values. NaN entries are not values and are left out."""
+    kept = np.asarray(values, dtype=float)
+    kept = kept[~np.isnan(kept)]
+    if kept.size == 0:
+        return Spread(math.nan, math.nan, math.nan, 0)
+    return Spread(float(np.median(kept)), float(kept.min()), float(kept.max()), int(kept.size))
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """How many times larger `a` is than `b`, pair by pair: `a[i]` and `b[i]` come from the same round.
+
+    The estimate is the geometric mean of `a[i] / b[i]`; the interval is Student's t on the log ratios with n - 1
+    degrees of freedom. Logs make the answer symmetric: `paired_ratio(b, a)` is its reciprocal, interval and all.
+    With one pair the ratio is given and the interval is NaN, since one round says nothing of its own noise.
+    Raises ValueError when the lengths differ, when there is no pair, or when a value is not a positive finite number.
+    """
+    left, right = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if left.ndim != 1 or left.shape != right.shape:
+        raise ValueError(f"paired ratio: {left.size} values against {right.size}; both sides need the same rounds")
+    if left.size == 0:
+        raise ValueError("paired ratio: no pair of values")
+    if not all(np.all(np.isfinite(side)) and np.all(side > 0) for side in (left, right)):
+        raise ValueError("paired ratio: every value must be a positive finite number")
+    logs = np.log(left) - np.log(right)
+    n, mean = int(logs.size), float(logs.mean())
+    if n < 2:
+        return Ratio(math.exp(mean), math.nan, math.nan, n)
+    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), n)
+
+
+def cv(values: Sequence[float]) -> float:
+    """Coefficient of variation: sample standard deviation over the mean, a share; NaN for fewer than two values."""
+    kept = np.asarray(values, dtype=float)
+    if kept.size < 2:
+        return math.nan
+    return float(kept.std(ddof=1) / kept.mean())
+
+
+def smallest_visible_effect(n: int, sd_log: float) -> float:
+    """Smallest true ratio above 1 that `n` rounds would have shown as "interval above 1" four times out of five.
+
+    `sd_log` is the standard deviation of a per-round log ratio, best taken from an A/A pair. Approximation by the
+    sum of the two t quantiles (95% two-sided, 80% power). NaN for n below 2.
+    """
+    if n < 2 or math.isnan(sd_log):
+        return math.nan
+    quantiles = _t_quantile(n, (1 + CONFIDENCE) / 2) + _t_quantile(n, POWER)
+    return math.exp(quantiles * sd_log / math.sqrt(n))
+
+
+def _t_quantile(n: int, probability: float) -> float:
+    return float(stats.t.ppf(probability, n - 1))

@@ -1,0 +1,278 @@
+"""Table 3 from one session: `python -m analysis.tab3 SESSION_DIR --claims CLAIMS --out DIR`.
+
+Writes summary.csv, pairs.csv, compare.csv, table.md and the figure, all or none, and prints table.md. Knows nothing of
+how the rows came about. Speed is compared only as paired ratios within the session; the paper's absolute values come
+from another machine and model, so they stand beside ours and are never judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.claims import Claims, compare, load_claims
+from analysis.figures import save_tab3_figure
+from analysis.rows import (
+    ARMS,
+    GAIN_PAIRS,
+    MIB,
+    PAIRS,
+    PairRatios,
+    Session,
+    load_session,
+    markdown_table,
+    pair_ratios,
+    publishing,
+    run_command,
+)
+from analysis.statistics import cv, median_spread, smallest_visible_effect
+
+SUMMARY_COLUMNS = (
+    "arm k rounds tok_s_median tok_s_min tok_s_max wait_ms_per_step loads_per_step device_mib_per_step dropped "
+    "condition tier machine session wait_predicted_ms_per_step cold_share asked_mib_per_step "
+    "hits_per_step alloc_peak_mib rss_anon_mib compute_ms_per_step void_runs wait_gate_ms_per_step"
+).split()
+PAIR_COLUMNS = "k arm base ratio ci_low ci_high n session note".split()
+# Keys of the host description that the table names, in words.
+HOST_WORDS = {
+    "hw_model": "{}",
+    "cpu_model": "{}",
+    "cores_logical": "{} cores",
+    "hypervisor": "under {}",
+    "filesystem": "checkpoint on {}",
+    "mlx_version": "mlx {}",
+    "mlx_device": "mlx device {}",
+    "python_version": "Python {}",
+}
+GIB = 2**30
+HOW_TO_READ = (
+    "`ondemand` routes by the model's own routers and reads an expert when it is needed. `prerouter` predicts the "
+    "route one token ahead, so its reads start a token early. `-mmap` reads as the paper does: by page faults.",
+    "Only ratios are verdicts: the geometric mean of per-round ratios within this session, with a 95% interval. An "
+    "interval that spans 1 decides nothing. Medians of the table, and numbers of two sessions, are not to be divided.",
+    "`waiting` is the time that the main thread stood still for expert reads; reads behind computation are not in it.",
+    "`device` is what the storage delivered and `loads` the expert reads issued: a shorter wait with equal bytes is "
+    "overlap, a shorter wait with fewer bytes is caching.",
+    "`dropped` counts routed experts that were left out, in void runs too; above 0 a speed is not comparable.",
+    "The paper's numbers are from its own machine and the full model: compare signs and ratios, never tok/s.",
+)
+
+
+def summary(session: Session) -> pd.DataFrame:
+    """One row per arm and K, sorted by K then arm, columns `SUMMARY_COLUMNS`.
+
+    Step columns are the mean over a run's timed steps, then the median over valid rounds; `alloc_peak_mib` is the
+    worst round. `dropped` also counts void runs. An arm all of whose runs are void keeps a row with 0 rounds.
+    Raises ValueError for an arm that Table 3 does not have.
+    """
+    planned = session.all_runs[session.all_runs["role"] == "arm"]
+    strange = sorted(set(planned["arm"]) - set(ARMS))
+    if strange:
+        raise ValueError(f"session {session.name}: arm {strange[0]!r} is not one of {', '.join(ARMS)}")
+    rows = []
+    for (k, arm), runs in planned.groupby(["k", "arm"]):
+        valid = runs[~runs["void"]]
+        speed = median_spread(valid["tok_s"])
+        row = {
+            "arm": arm,
+            "k": k,
+            "rounds": len(valid),
+            "tok_s_median": speed.median,
+            "tok_s_min": speed.low,
+            "tok_s_max": speed.high,
+            "dropped": int(runs["dropped"].sum()),
+            "condition": session.condition,
+            "tier": runs["tier"].iloc[0],
+            "machine": session.info.machine or "",
+            "session": session.name,
+            "cold_share": valid["cold_share"].median(),
+            "alloc_peak_mib": valid["alloc_peak_bytes"].max() / MIB,
+            "rss_anon_mib": valid["rss_anon_bytes"].median() / MIB,
+            "void_runs": len(runs) - len(valid),
+        }
+        for name in ("wait_ms", "wait_predicted_ms", "wait_gate_ms", "compute_ms", "loads", "hits"):
+            row[f"{name}_per_step"] = valid[f"{name}_per_step"].median()
+        for name in ("asked", "device"):
+            row[f"{name}_mib_per_step"] = valid[f"{name}_bytes_per_step"].median() / MIB
+        rows.append(row)
+    rows.sort(key=lambda row: (row["k"], ARMS.index(row["arm"])))
+    return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
+
+
+def pairs(session: Session, ratios: PairRatios) -> pd.DataFrame:
+    """The ratios as rows, columns `PAIR_COLUMNS`. A pair that was run but shares no valid round has n = 0."""
+    rows = [
+        {"k": k, "arm": arm, "base": base, **vars(ratio), "session": session.name, "note": "A/A" if arm == base else ""}
+        for (k, arm, base), ratio in ratios.items()
+    ]
+    return pd.DataFrame(rows, columns=PAIR_COLUMNS)
+
+
+def noise(session: Session, ratios: PairRatios) -> list[str]:
+    """What this session could have seen: the A/A ratio, the run-to-run spread, the smallest visible effect."""
+    lines = []
+    for (k, arm, base), ratio in ratios.items():
+        if arm != base:
+            continue
+        effect = smallest_visible_effect(ratio.n, ratio.sd_log)
+        verdict = "" if math.isnan(ratio.ci_low) else (", holds 1" if ratio.contains(1) else ", DOES NOT HOLD 1")
+        seen = "" if math.isnan(effect) else f"; smallest effect visible in {ratio.n} rounds: {effect:.2f}x"
+        lines.append(f"A/A ({arm} at K={k} against itself): {ratio}, n={ratio.n}{verdict}{seen}")
+    arms = session.runs[session.runs["role"] == "arm"]
+    spreads = [cv(runs["tok_s"]) for _, runs in arms.groupby(["arm", "k"]) if len(runs) > 1]
+    if spreads:
+        spread = median_spread(spreads)
+        lines.append(f"spread of tok/s between rounds (CV): median {spread.median:.1%}, largest {spread.high:.1%}")
+    return lines or ["not measured in this session"]
+
+
+def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: Claims) -> str:
+    """table.md: the session's table, the paper's row beside ours, and what is needed to read them."""
+    blocks = [
+        f"# Table 3: decoding with and without the prerouter, {table['tier'].iloc[0]}",
+        "\n".join(f"- {line}" for line in _header(session, table, ratios)),
+        _main_table(table, ratios),
+        "## Every pair",
+        _pair_table(table, ratios),
+        "## The paper beside ours",
+        _paper_table(table, ratios, claims, session.info.machine or "this machine"),
+        "## How to read",
+        "\n".join(f"- {line}" for line in HOW_TO_READ),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _header(session: Session, table: pd.DataFrame, ratios: PairRatios) -> list[str]:
+    info, void = session.info, session.void_reasons
+    facts = "; ".join(
+        words.format(info.host[key]) for key, words in HOST_WORDS.items() if info.host.get(key) is not None
+    )
+    ram = info.host.get("ram_bytes")
+    host = "; ".join(filter(None, (facts, f"{ram / GIB:.0f} GiB of memory" if ram else "")))
+    rounds = sorted(set(table["rounds"]))
+    experts = f", {info.expert_bytes / MIB:.0f} MiB of experts" if info.expert_bytes else ""
+    lines = [
+        f"machine: {info.machine or 'not named'}" + (f" ({host})" if host else ""),
+        f"tier: {table['tier'].iloc[0]}{experts}",
+        f"condition: {condition_words(session)}",
+        f"rounds: {rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}'} valid per arm and K",
+        f"session: {session.name}, commit {info.commit or 'unknown'}, made {info.created or 'at an unknown time'}",
+        *(f"noise: {line}" for line in noise(session, ratios)),
+        f"drift: {session.drift().text}",
+        f"void runs: {len(void) or 'none'}",
+    ]
+    return lines + [f"void: {reason}" for reason in void]
+
+
+def condition_words(session: Session) -> str:
+    """The page-cache condition in words, with what was verified before and after the valid runs."""
+    info, runs = session.info, session.runs
+    name = session.condition
+    budget = info.budget_bytes if info.budget_bytes is not None else runs["budget_bytes"].median()
+    words = {
+        "cold": "no expert page in the page cache when a run starts",
+        "warm": "every expert page in the page cache when a run starts",
+        "budget": "the page cache may keep "
+        + (f"{budget / MIB:.0f} MiB of expert pages" if pd.notna(budget) else "a limited share of the expert pages")
+        + ", what a smaller machine would leave",
+    }.get(name.partition(":")[0], "")
+    seen = [
+        f"{runs[column].min() / MIB:.0f} to {runs[column].max() / MIB:.0f} MiB cached {when}"
+        for column, when in (("cached_before_bytes", "before"), ("cached_after_bytes", "after"))
+        if runs[column].notna().any()
+    ]
+    return f"{name}: {words}; verified per run: {', '.join(seen) or 'nothing, no probe on this machine'}"
+
+
+def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
+    bases = dict(GAIN_PAIRS)
+    rows = [
+        (
+            str(row.k),
+            row.arm,
+            str(row.rounds),
+            _speed(row),
+            str(ratios[key]) if (key := (row.k, row.arm, bases.get(row.arm))) in ratios else "",
+            _number(row.wait_ms_per_step, ".1f"),
+            _number(row.device_mib_per_step, ".1f"),
+            _number(row.loads_per_step, ".1f"),
+            str(row.dropped),
+        )
+        for row in table.itertuples()
+    ]
+    speed = ("K", "arm", "rounds", "tok/s median (min-max)", "gain over on-demand (95%)")
+    header = (*speed, "waiting ms/step", "device MiB/step", "loads/step", "dropped")
+    return markdown_table(header, rows, right_from=2)
+
+
+def _pair_table(table: pd.DataFrame, ratios: PairRatios) -> str:
+    ks = sorted(set(table["k"]))
+    rows = [
+        [f"{arm} over {base}", *(str(ratios[k, arm, base]) if (k, arm, base) in ratios else "" for k in ks)]
+        for arm, base in (*PAIRS, *((arm, arm) for arm in ARMS))
+        if any((k, arm, base) in ratios for k in ks)
+    ]
+    return markdown_table(["tok/s pair", *(f"K={k}" for k in ks)], rows, right_from=1)
+
+
+def _paper_table(table: pd.DataFrame, ratios: PairRatios, claims: Claims, machine: str) -> str:
+    """Each K: the paper's on-demand and prerouter speeds with their quotient, then ours for both ways of reading."""
+    medians = {(row.k, row.arm): _number(row.tok_s_median, ".2f") for row in table.itertuples()}
+    stated = {k: claims.by_id[f"tab3.k{k}"] for k in sorted(set(table["k"])) if f"tab3.k{k}" in claims.by_id}
+    rows = []
+    for k, claim in stated.items():
+        off, on = claim.value
+        source = f" ({claim.source} source)" if claim.source else ""
+        rows.append((str(k), f"paper: {claims.machine_name(claim)}{source}", f"{off}", f"{on}", f"{on / off:.2f}x"))
+        for arm, base in GAIN_PAIRS:
+            if (k, arm, base) in ratios:
+                way = "page faults" if arm.endswith("-mmap") else "explicit reads"
+                speeds = (medians[k, base], medians[k, arm], str(ratios[k, arm, base]))
+                rows.append((str(k), f"ours: {machine}, {way}", *speeds))
+    return markdown_table(("K", "machine", "on-demand tok/s", "prerouter tok/s", "gain (95%)"), rows, right_from=2)
+
+
+def _speed(row) -> str:
+    if row.rounds == 0:
+        return "void"
+    return f"{row.tok_s_median:.2f} ({row.tok_s_min:.2f}-{row.tok_s_max:.2f})"
+
+
+def _number(value: float, form: str) -> str:
+    return "" if pd.isna(value) else format(value, form)
+
+
+def write(session: Session, claims: Claims, out: Path) -> str:
+    """Write every output of the table into `out`, all or none; returns the text of table.md. OSError passes."""
+    table, ratios = summary(session), pair_ratios(session)
+    text = markdown(session, table, ratios, claims)
+    with publishing(out) as scratch:
+        for name, rows in (
+            ("summary.csv", table),
+            ("pairs.csv", pairs(session, ratios)),
+            ("compare.csv", compare(session, table, ratios, claims)),
+        ):
+            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
+        (scratch / "table.md").write_text(text, encoding="utf-8")
+        save_tab3_figure(session, table, ratios, scratch / "tab3")
+    return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line. Exit code 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.tab3", description="Table 3 from one session.")
+    parser.add_argument("session", type=Path, metavar="SESSION_DIR")
+    parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the table, its CSV files and the figure")
+    options = parser.parse_args(argv)
+    return run_command(
+        lambda: write(load_session(options.session), load_claims(options.claims), options.out), options.out
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

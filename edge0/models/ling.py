@@ -1,0 +1,82 @@
+"""The 8b family on mlx-lm's own `bailing_moe_v3.Model`: KDA and MLA attention, sigmoid group routing.
+
+The released file differs from what mlx-lm's class reads in three ways, all mended in `sanitize`: routed experts are
+called `experts`, `kv_b_proj` is quantised (the class wants it split into two plain matrices), and 66 tensors of a
+superseded predictor are left in.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import bailing_moe_v3
+from mlx_lm.models.base import create_attention_mask, create_ssm_mask
+
+from edge0.streaming.moe import StreamedMoE
+from edge0.tiers import EXPERT_BITS, GROUP_SIZE
+
+
+class LingStreamedMoE(StreamedMoE):
+    def __init__(self, block: nn.Module, layer: int):
+        super().__init__(layer)
+        self.gate = block.gate
+        self.shared_experts = block.shared_experts
+
+    def logits(self, x: mx.array) -> mx.array:
+        return x.astype(mx.float32) @ self.gate.weight.astype(mx.float32).T
+
+    def bias(self) -> mx.array:
+        return self.gate.expert_bias
+
+    def shared(self, x: mx.array) -> mx.array:
+        return self.shared_experts(x)
+
+
+class ResidentModel(bailing_moe_v3.Model):
+    """mlx-lm's model on the released names, with the handles that the engine's layer loop needs."""
+
+    Args = bailing_moe_v3.ModelArgs
+
+    @property
+    def decoder_layers(self) -> list[nn.Module]:
+        return self.model.layers
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.model.word_embeddings(tokens)
+
+    def masks(self, h: mx.array, cache: list) -> list[mx.array | None]:
+        """One attention mask per layer, as mlx-lm's own forward makes them."""
+        full = create_attention_mask(h, cache[self.model.attention_index], return_array=True)
+        linear = create_ssm_mask(h, cache[self.model.linear_index])
+        return [linear if layer.is_linear else full for layer in self.model.layers]
+
+    def head(self, h: mx.array) -> mx.array:
+        """Final norm and output matrix: hidden states to logits."""
+        return self.lm_head(self.model.norm(h))
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        renamed = {
+            key.replace(".mlp.experts.", ".mlp.switch_mlp.").replace("conv1d.conv.", "conv1d."): value
+            for key, value in weights.items()
+            if ".mlp.pregate." not in key
+        }
+        for key in [key for key in renamed if key.endswith("kv_b_proj.scales")]:
+            stem = key.removesuffix(".scales")
+            parts = [renamed.pop(f"{stem}.{part}") for part in ("weight", "scales", "biases")]
+            # Widened first: dequantising in bf16 would round the weights.
+            parts[1:] = [part.astype(mx.float32) for part in parts[1:]]
+            renamed[f"{stem}.weight"] = mx.dequantize(*parts, group_size=GROUP_SIZE, bits=EXPERT_BITS)
+        return super().sanitize(renamed)
+
+
+class StreamedModel(ResidentModel):
+    """The same model with every MoE block replaced and no expert among its parameters."""
+
+    def __init__(self, args: bailing_moe_v3.ModelArgs):
+        super().__init__(args)
+        for number, layer in enumerate(self.decoder_layers):
+            if isinstance(layer.mlp, bailing_moe_v3.BailingSparseMoE):
+                layer.mlp = LingStreamedMoE(layer.mlp, number)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        return {key: value for key, value in super().sanitize(weights).items() if ".switch_mlp." not in key}

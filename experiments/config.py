@@ -1,0 +1,80 @@
+"""The workflow's configuration: checked against its schema, then turned into what a session is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.tiers import TIERS, find_tier, read_config
+from experiments.conditions import Condition
+
+CONFIG = Path(__file__).with_name("config.yaml")
+SCHEMA = Path(__file__).with_name("config.schema.yaml")
+SESSION_KEYS = ("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed")
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A checked configuration. `name` is the folder of results; `model` the checkpoint directory."""
+
+    name: str
+    model: str
+    synthesised: bool
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Workflow:
+        """
+        Raises:
+            Edge0Error: OPTION_INVALID, TIER_UNKNOWN, CONDITION_UNKNOWN, FILE_MISSING, CONFIG_FAMILY, K_INVALID.
+        """
+        values = dict(values)
+        # On the command line, `ks=8` is one number and the items of `ks=[2,8]` arrive as text.
+        ks = values.get("ks")
+        values["ks"] = [yaml.safe_load(k) if isinstance(k, str) else k for k in (ks if isinstance(ks, list) else [ks])]
+        schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+        for error in sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(error.path)):
+            key = ".".join(map(str, error.path)) or None
+            raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path=CONFIG.name, tensor=key)
+        values["condition"] = str(Condition.parse(values["condition"]))
+        model = values.get("model")
+        if model is None:
+            tier = find_tier(values["tier"])
+            unknown = sorted(set(values["ks"]) - set(tier.ks))
+            if unknown and values.get("adapter_k") is None:
+                raise Edge0Error(
+                    ErrorKind.ADAPTER_MISSING,
+                    f"{tier.name} is synthesised with one adapter set for each of these K",
+                    tensor="ks",
+                    expected=list(tier.ks),
+                    found=unknown,
+                    hint="set adapter_k to use one of them knowingly",
+                )
+            return cls(tier.name, f"models/{tier.name}", True, values)
+        config = read_config(model)
+        for k in values["ks"]:
+            config.check_k(k)
+        name = values["tier"] if values["tier"] not in TIERS else Path(model).resolve().name
+        return cls(name, str(model), False, values)
+
+    def session_arguments(self, **changes: Any) -> str:
+        """Command-line arguments of `experiments.session`, with some of them changed."""
+        values = {key: self.values[key] for key in (*SESSION_KEYS, "condition", "rounds", "bank")}
+        values |= {"ks": self.values["ks"], "adapter_k": self.values.get("adapter_k")}
+        values |= {"probing": self.values.get("probing", True)} | changes
+        parts = []
+        for key, value in values.items():
+            flag = key.replace("_", "-")
+            if isinstance(value, bool):
+                parts.append(f"--{'' if value else 'no-'}{flag}")
+            elif isinstance(value, list | tuple):
+                parts += [f"--{flag}", *map(str, value)]
+            elif value is not None:
+                parts += [f"--{flag}", str(value)]
+        return " ".join(parts)

@@ -1,0 +1,119 @@
+# The recorded benchmark: what the engine must show, as measures with intervals. A missed goal is a row, not a failure.
+BENCH = f"results/{MACHINE}/bench"
+
+
+rule bench_overlap_session:
+    input:
+        model="models/mini-35b",
+    output:
+        f"{BENCH}/sessions/overlap/latest.json",
+    log:
+        f"{BENCH}/logs/overlap.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        root=subpath(output[0], parent=True),
+        session=WORKFLOW.session_arguments(
+            condition="budget:0.25",
+            ks=[8],
+            arms=["ondemand", "prerouter"],
+            rounds=config["bench_rounds"],
+        ),
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.session --model {input.model} --tier mini-35b"
+        " --experiment overlap --root {params.root} --log {log} {params.session}"
+
+
+rule bench_resident_session:
+    input:
+        model="models/mini-35b",
+    output:
+        f"{BENCH}/sessions/resident/latest.json",
+    log:
+        f"{BENCH}/logs/resident.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        root=subpath(output[0], parent=True),
+        session=WORKFLOW.session_arguments(
+            condition="warm",
+            ks=[8],
+            arms=["ondemand", "resident"],
+            rounds=config["bench_rounds"],
+            bank=1.0,
+            lora=False,
+        ),
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.session --model {input.model} --tier mini-35b"
+        " --experiment resident --root {params.root} --log {log} {params.session}"
+
+
+rule bench_reads:
+    input:
+        model="models/mini-35b",
+    output:
+        f"{BENCH}/sessions/reads/reads.parquet",
+        f"{BENCH}/sessions/reads/reads.json",
+    log:
+        f"{BENCH}/logs/reads.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        out=subpath(output[0], parent=True),
+        threads=config["reader_threads"],
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.read_cost {input.model} {params.out} --threads {params.threads} > {log}"
+
+
+rule bench_measures:
+    input:
+        overlap=f"{BENCH}/sessions/overlap/latest.json",
+        resident=f"{BENCH}/sessions/resident/latest.json",
+        reads=f"{BENCH}/sessions/reads/reads.json",
+    output:
+        overlap=f"{BENCH}/measures/overlap.json",
+        resident=f"{BENCH}/measures/resident.json",
+        reads=f"{BENCH}/measures/reads.json",
+    log:
+        f"{BENCH}/logs/measures.log",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+    shell:
+        "for kind in overlap resident reads; do "
+        "case $kind in overlap) from={input.overlap}; to={output.overlap};; "
+        "resident) from={input.resident}; to={output.resident};; "
+        "reads) from={input.reads}; to={output.reads};; esac; "
+        "{params.python} -m analysis.measures $kind $from $to; done > {log}"
+
+
+rule bench_table:
+    input:
+        f"{BENCH}/measures/overlap.json",
+        f"{BENCH}/measures/resident.json",
+        f"{BENCH}/measures/reads.json",
+    output:
+        csv=f"{BENCH}/bench.csv",
+        table=f"{BENCH}/table.md",
+    log:
+        f"{BENCH}/logs/table.log",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+        out=subpath(output.csv, parent=True),
+    shell:
+        "{params.python} -m analysis.bench --out {params.out} --row-files {input} > {output.table} 2> {log}"

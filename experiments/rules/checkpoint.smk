@@ -1,0 +1,13 @@
+rule synthesise:
+    output:
+        directory("models/{tier}"),
+    log:
+        "models/logs/synth-{tier}.log",
+    wildcard_constraints:
+        tier="(mini|unit)-(35b|8b)",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+    shell:
+        "{params.python} -m edge0.cli synth {wildcards.tier} {output} --log {log}"

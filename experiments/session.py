@@ -1,0 +1,343 @@
+"""A session: all arms of one experiment on one machine, in rounds of rotated order, each arm a fresh process.
+
+    python -m experiments.session --model DIR --tier mini-35b --root DIR [...]
+
+Every arm replays one token sequence, sampled once at the start. The first arm at its largest K runs twice in each round
+(an A/A pair), and the very first run is repeated at the end (drift). Writes raw rows only; what they mean is said by
+`analysis`, from the files. The folder appears under its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from edge0.checkpoint.adapters import open_adapter
+from edge0.checkpoint.header import CheckpointIndex
+from edge0.checkpoint.layout import ExpertLayout
+from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from edge0.models import activation_dtype
+from edge0.options import EngineOptions
+from edge0.prerouter.schedule import Schedule
+from edge0.streaming.bank import slot_bytes
+from edge0.telemetry.host import describe_host, machine_id
+from edge0.tiers import ModelConfig, read_config
+from experiments.arms import ARMS, find_arm
+from experiments.conditions import Condition
+from experiments.run_arm import RunSpec
+
+RUN_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """One experiment, as the command line gives it. `bank` is a share of all experts, 1.0 for all of them."""
+
+    model: str
+    tier: str
+    experiment: str = "tab3"
+    condition: str = "budget:0.5"
+    arms: tuple[str, ...] = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
+    ks: tuple[int, ...] = (2, 4, 8)
+    rounds: int = 3
+    timed_steps: int = 20
+    warmup_steps: int = 12
+    prompt_tokens: int = 12
+    bank: float = 0.25
+    lora: bool = True
+    adapter_k: int | None = None
+    launch_groups: int = 3
+    reader_threads: int = 2
+    probing: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One place in the session's order."""
+
+    role: str  # "arm", "aa" or "drift"
+    arm: str
+    k: int
+    round: int
+
+
+def plan(options: SessionOptions) -> list[Run]:
+    """The order of all runs: rounds of every (arm, K), the order rotated by one place each round, an A/A repeat of the
+    first arm right beside its twin (after it and before it in turn), and the first run once more at the end."""
+    cells = [(arm, k) for k in sorted(options.ks, reverse=True) for arm in options.arms]
+    twin = cells[0]
+    runs = []
+    for number in range(options.rounds):
+        shift = number % len(cells)
+        for arm, k in cells[shift:] + cells[:shift]:
+            pair = [Run("arm", arm, k, number)]
+            if (arm, k) == twin:
+                pair.append(Run("aa", arm, k, number))
+            runs += pair if number % 2 == 0 else reversed(pair)
+    return [*runs, Run("drift", runs[0].arm, runs[0].k, 0)]
+
+
+def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
+    """Refuse in the first second what would fail after minutes.
+
+    Raises:
+        Edge0Error: for an unknown arm or condition, a K or adapter that the model cannot serve, a broken checkpoint,
+            a bank below the floor.
+    """
+    Condition.parse(options.condition)
+    for arm in options.arms:
+        find_arm(arm)
+    for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens"):
+        if getattr(options, name) < 1:
+            raise Edge0Error(ErrorKind.OPTION_INVALID, f"option {name}", expected=">= 1", found=getattr(options, name))
+    if not 0 < options.bank <= 1:
+        raise Edge0Error(
+            ErrorKind.OPTION_INVALID,
+            "option bank",
+            expected="a share of all experts, above 0, up to 1",
+            found=options.bank,
+        )
+    if not options.ks or not options.arms:
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
+    config = read_config(options.model)
+    layout = ExpertLayout.of(CheckpointIndex.open(options.model), config)
+    slot = slot_bytes(layout.specs, activation_dtype())
+    engine = EngineOptions(bank_bytes=bank_slots(options, layout) * slot, launch_groups=options.launch_groups)
+    for k in options.ks:
+        config.check_k(k)
+        adapters = [
+            open_adapter(Path(options.model), config.family, kind, options.adapter_k or k)
+            for kind in (("prerouter", "lora") if options.lora else ("prerouter",))
+        ]
+        schedule = Schedule.of(config, adapters[0].owners, options.launch_groups)
+        engine.bank_slots(slot, schedule.floor_slots(config, k), len(layout.records()))
+    return config, layout
+
+
+def bank_slots(options: SessionOptions, layout: ExpertLayout) -> int:
+    """The bank's share of all experts, in experts."""
+    return max(1, round(options.bank * len(layout.records())))
+
+
+def run_session(options: SessionOptions, root: Path, console: Console) -> Path:
+    """Run everything and write the session folder under `root`; returns it. `root`/latest.json names it then.
+
+    Raises:
+        Edge0Error: from `preflight`; OUTPUT_UNWRITABLE; SESSION_VOID when an arm process failed (its message is kept).
+    """
+    config, layout = preflight(options)
+    session = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    partial = root / f".{session}.partial-{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error.strerror})", path=root) from error
+    try:
+        tokens = sample_tokens(options, partial)
+        rows = _run_all(options, layout, tokens, partial, console)
+        _collect(options, config, layout, session, rows, tokens, partial)
+        partial.rename(root / session)
+        pointer = root / ".latest.partial"
+        pointer.write_text(json.dumps({"session": session}) + "\n")
+        pointer.replace(root / "latest.json")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return root / session
+
+
+def sample_tokens(options: SessionOptions, folder: Path) -> list[int]:
+    """The sequence that all arms replay, sampled by the model itself, natively routed, in a process of its own."""
+    count = options.warmup_steps + options.timed_steps
+    target = folder / "tokens.json"
+    _python(
+        ["-m", "experiments.sample_tokens", options.model, str(options.prompt_tokens), str(count), str(options.seed)]
+        + [str(target)],
+        "sampling the token sequence",
+    )
+    return json.loads(target.read_text())["tokens"]
+
+
+def _run_all(
+    options: SessionOptions, layout: ExpertLayout, tokens: list[int], folder: Path, console: Console
+) -> list[dict[str, Any]]:
+    prompt, rest = tokens[: options.prompt_tokens], tokens[options.prompt_tokens :]
+    runs = plan(options)
+    rows = []
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("starting", total=len(runs))
+        for order, run in enumerate(runs):
+            progress.update(task, description=f"round {run.round + 1}/{options.rounds} {run.arm} K={run.k}")
+            spec = RunSpec(
+                run_id=f"{order:03}-{run.role}-{run.arm}-k{run.k}-r{run.round}",
+                arm=run.arm,
+                k=run.k,
+                model=options.model,
+                condition=options.condition,
+                prompt=prompt,
+                warmup_tokens=rest[: options.warmup_steps],
+                timed_tokens=rest[options.warmup_steps :],
+                bank_slots=bank_slots(options, layout),
+                lora=options.lora,
+                adapter_k=options.adapter_k,
+                launch_groups=options.launch_groups,
+                reader_threads=options.reader_threads,
+                probing=options.probing,
+                seed=options.seed,
+            )
+            path = folder / f"{spec.run_id}.spec.json"
+            path.write_text(json.dumps(dataclasses.asdict(spec)))
+            _python(["-m", "experiments.run_arm", str(path), str(folder)], f"arm {run.arm} at K={run.k}")
+            row = json.loads((folder / f"{spec.run_id}.json").read_text())
+            rows.append(dataclasses.asdict(run) | {"order": order} | row)
+            note = f" void: {row['void_reason']}" if row["void"] else ""
+            progress.console.print(f"{spec.run_id}: {row['tok_s']:.2f} tok/s{note}", highlight=False, soft_wrap=True)
+            progress.advance(task)
+    return rows
+
+
+def _collect(
+    options: SessionOptions,
+    config: ModelConfig,
+    layout: ExpertLayout,
+    session: str,
+    rows: list[dict[str, Any]],
+    tokens: list[int],
+    folder: Path,
+) -> None:
+    """Join the runs' files into one table each, and say what the session was."""
+    void_where_outputs_differ(rows)
+    frame = pd.DataFrame(rows).assign(session=session, tier=options.tier)
+    frame.to_parquet(folder / "runs.parquet")
+    for kind in ("steps", "loads"):
+        parts = [folder / f"{row['run_id']}.{kind}.parquet" for row in rows]
+        pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True).to_parquet(folder / f"{kind}.parquet")
+        for part in parts:
+            part.unlink()
+    for row in rows:
+        (folder / f"{row['run_id']}.json").unlink()
+        (folder / f"{row['run_id']}.spec.json").unlink()
+    condition = Condition.parse(options.condition)
+    host = describe_host(Path(options.model))
+    summary = dataclasses.asdict(options) | {
+        "session": session,
+        "machine": machine_id(),
+        "family": config.family.name,
+        "created": session,
+        "commit": host.get("git_commit"),
+        "condition": str(condition),
+        "k_values": list(options.ks),
+        "budget_bytes": condition.budget_bytes(layout.total_bytes),
+        "expert_bytes": layout.total_bytes,
+        "bank_bytes": max(row["bank_bytes"] for row in rows),
+        "dropped": sum(row["dropped"] for row in rows),
+        "text": text_health(tokens),
+        "host": host,
+        "meanings": {arm: ARMS[arm].meaning for arm in options.arms},
+    }
+    (folder / "session.json").write_text(json.dumps(summary, indent=1, default=str))
+
+
+def void_where_outputs_differ(rows: list[dict[str, Any]]) -> None:
+    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void."""
+    first: dict[tuple[str, int], str] = {}
+    for row in rows:
+        route = (row["arm"].removesuffix("-mmap"), row["k"])
+        expected = first.setdefault(route, row["output_hash"])
+        if row["output_hash"] != expected:
+            why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"
+            row["void"], row["void_reason"] = True, "; ".join(filter(None, [row["void_reason"], why]))
+
+
+def text_health(tokens: list[int]) -> dict[str, Any]:
+    """Whether the replayed text is alive: distinct share, and the longest stretch that one short period explains."""
+    longest, period_of = 0, 0
+    for period in range(1, min(33, len(tokens))):
+        run = 0
+        for a, b in zip(tokens, tokens[period:], strict=False):
+            run = run + 1 if a == b else 0
+            if run + period > longest and run >= period:
+                longest, period_of = run + period, period
+    return {
+        "tokens": len(tokens),
+        "distinct_share": len(set(tokens)) / len(tokens),
+        "longest_repeat_tokens": longest,
+        "repeat_period": period_of,
+        "stop_reason": "length",
+    }
+
+
+def _python(arguments: list[str], what: str) -> None:
+    """Run a fresh interpreter; its last line of error becomes ours."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} took longer than {RUN_TIMEOUT_S} s") from error
+    if done.returncode == EXIT_CODE and done.stderr.strip().startswith("edge0: "):
+        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what}: {done.stderr.strip().splitlines()[-1][7:]}")
+    if done.returncode:
+        raise Edge0Error(
+            ErrorKind.SESSION_VOID, f"{what} ended with exit code {done.returncode}", found=done.stderr.strip()[-800:]
+        )
+
+
+def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | None]:
+    parser = argparse.ArgumentParser(prog="python -m experiments.session", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", required=True, help="directory of a checkpoint")
+    parser.add_argument("--tier", required=True, help="name under which results are kept")
+    parser.add_argument("--root", required=True, type=Path, help="folder that keeps the sessions")
+    parser.add_argument("--log", type=Path, help="file that gets the same lines")
+    for field in dataclasses.fields(SessionOptions):
+        if field.name in ("model", "tier"):
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
+        elif isinstance(field.default, tuple):
+            parser.add_argument(flag, nargs="+", type=type(field.default[0]), default=field.default)
+        else:
+            kind = int if field.default is None else type(field.default)
+            parser.add_argument(flag, type=kind, default=field.default, help=f"default {field.default}")
+    given = vars(parser.parse_args(arguments))
+    root, log = given.pop("root"), given.pop("log")
+    return SessionOptions(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}), root, log
+
+
+def main() -> int:
+    options, root, log = options_from(sys.argv[1:])
+    console = Console(stderr=True, record=log is not None)
+    started = time.monotonic()
+    code = 0
+    try:
+        folder = run_session(options, root, console)
+    except Edge0Error as error:
+        console.print(f"edge0: {error}", highlight=False, markup=False, soft_wrap=True)
+        code = EXIT_CODE
+    else:
+        took = time.monotonic() - started
+        console.print(f"session of {took:.0f} s in {folder}", highlight=False, soft_wrap=True)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(console.export_text())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The workflow's configuration: the shipped one is valid, and each wrong one is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from edge0.errors import Edge0Error, ErrorKind
+from experiments.config import CONFIG, Workflow
+from experiments.session import options_from
+
+SHIPPED = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+
+
+def test_shipped_configuration_is_valid_and_fits_the_session():
+    workflow = Workflow.of(SHIPPED)
+    assert (workflow.name, workflow.model, workflow.synthesised) == ("mini-35b", "models/mini-35b", True)
+    options, root, log = options_from(
+        ["--model", "m", "--tier", "t", "--root", "r", *workflow.session_arguments().split()]
+    )
+    assert (options.ks, options.rounds, options.condition) == ((2, 4, 8), 3, "budget:0.5")
+    assert (str(root), log) == ("r", None)
+
+
+def test_command_line_forms_of_ks_are_understood():
+    assert Workflow.of(SHIPPED | {"ks": 8}).values["ks"] == [8]
+    assert Workflow.of(SHIPPED | {"ks": ["2", "8"]}).values["ks"] == [2, 8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"tier": "maxi-35b"}, ErrorKind.TIER_UNKNOWN),
+        ({"condition": "lukewarm"}, ErrorKind.CONDITION_UNKNOWN),
+        ({"condition": "budget:2"}, ErrorKind.OPTION_INVALID),
+        ({"rounds": 0}, ErrorKind.OPTION_INVALID),
+        ({"rounds": "many"}, ErrorKind.OPTION_INVALID),
+        ({"tempo": 3}, ErrorKind.OPTION_INVALID),
+        ({"ks": []}, ErrorKind.OPTION_INVALID),
+        ({"ks": [3]}, ErrorKind.ADAPTER_MISSING),
+        ({"bank": 1.5}, ErrorKind.OPTION_INVALID),
+        ({"model": "no/such/place"}, ErrorKind.FILE_MISSING),
+    ],
+)
+def test_each_wrong_value_is_refused_in_one_line(changes, kind):
+    with pytest.raises(Edge0Error) as caught:
+        Workflow.of(SHIPPED | changes)
+    assert caught.value.kind is kind
+    assert "\n" not in str(caught.value)
+
+
+def test_own_checkpoint_names_its_results(unit_35b):
+    workflow = Workflow.of(SHIPPED | {"model": str(unit_35b)})
+    assert (workflow.name, workflow.synthesised) == (unit_35b.name, False)
+    assert Workflow.of(SHIPPED | {"model": str(unit_35b), "tier": "mine"}).name == "mine"
+    with pytest.raises(Edge0Error) as caught:
+        Workflow.of(SHIPPED | {"model": str(unit_35b), "ks": [64]})
+    assert caught.value.kind is ErrorKind.K_INVALID

@@ -1,0 +1,147 @@
+"""The session's plan and bookkeeping, and one whole small session through the command line to the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from experiments.arms import ARMS
+from experiments.session import SessionOptions, plan, preflight, text_health, void_where_outputs_differ
+
+arms = st.lists(st.sampled_from(sorted(ARMS)), min_size=1, max_size=5, unique=True).map(tuple)
+ks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4, unique=True).map(tuple)
+
+
+@given(arms, ks, st.integers(1, 6))
+def test_plan_runs_every_cell_once_per_round_with_an_aa_twin_and_a_drift_run(arms, ks, rounds):
+    runs = plan(SessionOptions(model="m", tier="t", arms=arms, ks=ks, rounds=rounds))
+    cells = Counter((run.arm, run.k, run.round) for run in runs if run.role == "arm")
+    assert cells == Counter({(arm, k, number): 1 for arm in arms for k in ks for number in range(rounds)})
+    twins = [run for run in runs if run.role == "aa"]
+    assert [(run.arm, run.k) for run in twins] == [(arms[0], max(ks))] * rounds
+    assert [run.round for run in runs[:-1]] == sorted(run.round for run in runs[:-1])
+    assert (runs[-1].role, runs[-1].arm, runs[-1].k) == ("drift", runs[0].arm, runs[0].k)
+    for twin in twins:  # an A/A pair is neighbours, so that it shares the machine's mood
+        places = [n for n, run in enumerate(runs[:-1]) if (run.arm, run.k, run.round) == (twin.arm, twin.k, twin.round)]
+        assert places[1] - places[0] == 1
+
+
+def test_order_rotates_and_the_aa_twin_goes_first_in_turn():
+    runs = plan(SessionOptions(model="m", tier="t", arms=("ondemand", "prerouter"), ks=(8,), rounds=2))
+    assert [(run.role, run.arm, run.round) for run in runs] == [
+        ("arm", "ondemand", 0),
+        ("aa", "ondemand", 0),
+        ("arm", "prerouter", 0),
+        ("arm", "prerouter", 1),
+        ("aa", "ondemand", 1),
+        ("arm", "ondemand", 1),
+        ("drift", "ondemand", 0),
+    ]
+
+
+def test_outputs_that_differ_between_alike_arms_make_a_run_void():
+    def row(arm, output):
+        return {"arm": arm, "k": 8, "output_hash": output, "void": False, "void_reason": ""}
+
+    rows = [row("ondemand", "a"), row("ondemand-mmap", "a"), row("prerouter", "b"), row("prerouter-mmap", "c")]
+    void_where_outputs_differ(rows)
+    assert [r["void"] for r in rows] == [False, False, False, True]
+    assert "prerouter" in rows[3]["void_reason"]
+
+
+def test_text_health_finds_the_period_of_a_loop():
+    assert text_health([1, 2, 3, 4, 5])["longest_repeat_tokens"] == 0
+    looped = text_health([9, 8, *[1, 2, 3] * 5])
+    assert (looped["repeat_period"], looped["longest_repeat_tokens"]) == (3, 15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"condition": "hot"}, ErrorKind.CONDITION_UNKNOWN),
+        ({"arms": ("ondemand", "magic")}, ErrorKind.OPTION_INVALID),
+        ({"rounds": 0}, ErrorKind.OPTION_INVALID),
+        ({"bank": 0.0}, ErrorKind.OPTION_INVALID),
+        ({"ks": ()}, ErrorKind.OPTION_INVALID),
+        ({"ks": (33,)}, ErrorKind.K_INVALID),
+        ({"ks": (3,)}, ErrorKind.ADAPTER_MISSING),
+        ({"bank": 0.01, "ks": (8,)}, ErrorKind.BANK_TOO_SMALL),
+        ({"launch_groups": 99}, ErrorKind.OPTION_INVALID),
+    ],
+)
+def test_preflight_refuses_before_anything_is_measured(unit_35b, changes, kind):
+    with pytest.raises(Edge0Error) as caught:
+        preflight(SessionOptions(**({"model": str(unit_35b), "tier": "unit-35b"} | changes)))
+    assert caught.value.kind is kind
+
+
+@pytest.fixture(scope="module")
+def session(unit_35b, tmp_path_factory):
+    root = tmp_path_factory.mktemp("sessions")
+    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b"]
+    command += ["--root", str(root), "--rounds", "2", "--ks", "4", "--timed-steps", "4", "--warmup-steps", "6"]
+    command += ["--prompt-tokens", "5", "--condition", "budget:0.5", "--bank", "0.5", "--log", str(root / "log.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def test_session_keeps_raw_rows_of_every_run_step_and_load(session):
+    name = json.loads((session / "latest.json").read_text())["session"]
+    folder = session / name
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "loads.parquet",
+        "runs.parquet",
+        "session.json",
+        "steps.parquet",
+        "tokens.json",
+    ]
+    runs, steps, loads = (pd.read_parquet(folder / f"{kind}.parquet") for kind in ("runs", "steps", "loads"))
+    assert Counter(runs.role) == {"arm": 8, "aa": 2, "drift": 1}
+    assert (runs.dropped == 0).all() and runs.token_hash.nunique() == 1
+    for route in ("ondemand", "prerouter"):
+        assert runs[runs.arm.str.startswith(route)].output_hash.nunique() == 1
+    assert len(steps) == 4 * len(runs)
+    timed = loads[loads.step >= 0]
+    assert (timed.cold_bytes + timed.inflight_bytes <= timed.asked_bytes).all() and (timed.cold_bytes >= 0).all()
+    assert (loads.end_ns >= loads.start_ns).all() and (loads.start_ns >= loads.submit_ns).all()
+    per_step = timed.groupby(["run_id", "step"]).size()
+    counted = steps.set_index(["run_id", "step"]).loads
+    assert (per_step == counted[counted > 0]).all()
+    assert json.loads((folder / "session.json").read_text())["host"]["os"]
+
+
+def test_session_becomes_a_table(session, tmp_path):
+    command = [sys.executable, "-m", "analysis.tab3", str(session / "latest.json")]
+    command += ["--claims", "results/paper/claims.yaml", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = pd.read_csv(tmp_path / "summary.csv")
+    assert sorted(summary.arm) == sorted(["ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap"])
+    assert (summary.dropped == 0).all()
+    assert "prerouter" in (tmp_path / "table.md").read_text()
+
+
+def test_session_that_cannot_start_is_one_line_and_leaves_nothing(unit_35b, tmp_path):
+    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b"]
+    done = subprocess.run(
+        [*command, "--root", str(tmp_path / "r"), "--condition", "tepid"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == EXIT_CODE
+    assert done.stderr.startswith("edge0: ") and len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_session_whose_results_cannot_be_written_says_so(unit_35b, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b", "--ks", "4"]
+    done = subprocess.run([*command, "--root", str(tmp_path / "file")], capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_CODE and str(tmp_path / "file") in done.stderr

@@ -1,0 +1,116 @@
+"""The description is complete, JSON-able, free of names of people and machines, and agrees with the kernel's files."""
+
+import json
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from edge0.telemetry import host
+from edge0.telemetry.host import cpu_word, describe_host, filesystem_of, machine_id
+
+
+def test_description_is_flat_json_and_names_what_moves_results(tmp_path):
+    facts = describe_host(tmp_path)
+    assert json.loads(json.dumps(facts)) == facts
+    assert all(value is None or isinstance(value, str | int | float | bool) for value in facts.values())
+    assert facts["numpy_version"] == np.__version__
+    assert facts["python_version"] == sys.version.split()[0]
+    assert facts["ram_bytes"] == psutil.virtual_memory().total
+    assert facts["page_bytes"] == os.sysconf("SC_PAGE_SIZE")
+    assert facts["mlx_device"] in ("cpu", "gpu")
+    for key in ("hypervisor", "read_ahead_kb", "max_sectors_kb", "scheduler", "damon_schemes", "mglru_enabled"):
+        assert key in facts
+    assert {"git_commit", "git_dirty", "load_1min", "mlx_lm_version", "filesystem", "swap_total_bytes"} <= set(facts)
+
+
+def test_description_holds_no_host_or_folder_name(tmp_path):
+    text = json.dumps({key: value for key, value in describe_host(tmp_path).items() if key != "kernel"})
+    assert str(tmp_path) not in text and str(Path.home()) + os.sep not in text
+
+
+def test_machine_id_is_a_stable_folder_name():
+    name = machine_id()
+    assert name == machine_id()
+    assert re.fullmatch(r"[a-z0-9]+-[a-z0-9_]+-\d+c-\d+g-[a-z0-9-]+", name)
+    assert f"-{os.cpu_count()}c-" in name
+    assert socket.gethostname().lower() not in name.split("-")
+
+
+def test_machine_id_is_built_from_system_architecture_cores_memory_and_cpu(monkeypatch):
+    monkeypatch.setattr(host.sys, "platform", "darwin")
+    monkeypatch.setattr(host.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(host.os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 16 << 30}))
+    monkeypatch.setattr(host, "_sysctl", lambda name: {"machdep.cpu.brand_string": "Apple M2 Pro"}[name])
+    assert machine_id() == "macos-arm64-12c-16g-m2-pro"
+
+
+@pytest.mark.parametrize(
+    "model, word",
+    [
+        ("AMD EPYC", "epyc"),
+        ("AMD EPYC 7B13 64-Core Processor", "epyc"),
+        ("Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", "xeon"),
+        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "core"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "ryzen"),
+        ("Apple M2 Pro", "m2-pro"),
+        ("Raspberry Pi 5 Model B Rev 1.0", "raspberry"),
+        ("", "cpu"),
+        (None, "cpu"),
+    ],
+)
+def test_cpu_word(model, word):
+    assert cpu_word(model) == word
+
+
+def test_filesystem_is_that_of_the_longest_mount_point(monkeypatch, tmp_path):
+    def mount(point, kind, device):
+        return type("Part", (), {"mountpoint": str(point), "fstype": kind, "device": device})
+
+    deep = tmp_path / "data"
+    (deep / "model").mkdir(parents=True)
+    (tmp_path / "database").mkdir()
+    table = [mount(deep, "ext4", "hidden"), mount("/", "btrfs", "root"), mount(deep, "xfs", "disk")]
+    monkeypatch.setattr(host.psutil, "disk_partitions", lambda all: table)
+    assert filesystem_of(deep / "model") == ("xfs", "disk")
+    assert filesystem_of(tmp_path / "database") == ("btrfs", "root")
+    monkeypatch.setattr(host.psutil, "disk_partitions", lambda all: [])
+    assert filesystem_of(deep) == (None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's block-device files")
+def test_block_facts_are_those_of_the_disk_below(tmp_path):
+    number = os.stat(tmp_path).st_dev
+    node = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    queue = next((at / "queue" for at in (node, node.parent) if (at / "queue").is_dir()), None)
+    if queue is None:
+        pytest.skip("the temporary folder is not on a block device")
+    facts = describe_host(tmp_path)
+    assert facts["max_sectors_kb"] == int((queue / "max_sectors_kb").read_text())
+    assert facts["read_ahead_kb"] > 0 or (queue / "read_ahead_kb").read_text().strip() == "0"
+    assert f"[{facts['scheduler']}]" in (queue / "scheduler").read_text()
+    assert facts["hypervisor"] is None or facts["hypervisor"] == ("hypervisor" in Path("/proc/cpuinfo").read_text())
+
+
+def test_unknown_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "_text", lambda path: None)
+    monkeypatch.setattr(host, "_run", lambda *command: None)
+    facts = describe_host(tmp_path)
+    unknown = ("cpu_model", "hw_model", "git_commit", "git_dirty", "scheduler", "read_ahead_kb", "hypervisor")
+    assert [facts[key] for key in unknown] == [None] * len(unknown)
+
+
+def test_git_facts_tell_a_clean_from_a_changed_checkout(monkeypatch):
+    answers = {"ls-files": "host.py", "rev-parse": "a" * 40, "status": ""}
+    monkeypatch.setattr(host, "_run", lambda *command: answers[command[3]])
+    assert host._git() == {"git_commit": "a" * 40, "git_dirty": False}
+    answers["status"] = " M edge0/engine.py"
+    assert host._git()["git_dirty"] is True
+    answers["ls-files"] = None  # installed elsewhere: some other repository may surround it
+    assert host._git() == {"git_commit": None, "git_dirty": None}

@@ -1,0 +1,41 @@
+"""The command line: what it prints, and that every expected failure is one line and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge0.cli import main
+from edge0.errors import EXIT_CODE
+
+
+def test_synth_then_generate(tmp_path, capsys):
+    target = tmp_path / "unit"
+    assert main(["synth", "unit-35b", str(target), "--log", str(tmp_path / "log")]) == 0
+    assert (target / "config.json").exists() and str(target) in (tmp_path / "log").read_text()
+    capsys.readouterr()
+    command = ["generate", str(target), "hello", "--k", "4", "--max-tokens", "6", "--seed", "3"]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert main(command) == 0
+    assert capsys.readouterr().out == first
+    assert main([*command, "--chat"]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["synth", "giga-35b", "x"],
+        ["synth", "unit-35b", "."],
+        ["generate", "no/such/checkpoint", "hello"],
+    ],
+)
+def test_expected_failures_are_one_line_and_exit_code_two(command, capsys):
+    assert main(command) == EXIT_CODE
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("edge0: ") and len(error.splitlines()) == 1
+
+
+def test_generate_refuses_bad_options_in_one_line(checkpoints, capsys):
+    for extra in (["--k", "99"], ["--bank-mib", "0.01"], ["--temperature", "-1"], ["--k", "3"]):
+        assert main(["generate", str(checkpoints["unit-35b"]), "hello", *extra]) == EXIT_CODE
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -1,0 +1,261 @@
+"""Requests do not leak into one another: not through predictions, not through failures, not through pinned slots."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from reference import PROMPT, TOKENS, engine_logits, same_bits
+
+from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind, Sampling
+from edge0.streaming.bank import slot_bytes
+from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL
+
+SHORT = TOKENS[:8]
+REQUESTS = {"first": (PROMPT, SHORT), "second": (PROMPT[5:12], TOKENS[10:18])}
+
+FRESH = """
+import json, sys
+import mlx.core as mx, numpy as np
+mx.set_default_device(mx.cpu)
+from edge0 import Engine, EngineOptions
+checkpoint, options, prompt, tokens, output = map(json.loads, sys.argv[1:])
+with Engine(checkpoint, EngineOptions(**options)) as engine:
+    request = engine.new_request()
+    rows = [np.array(engine.prefill(request, prompt))] + [np.array(engine.step(request, token)) for token in tokens]
+np.save(output, np.stack(rows))
+"""
+
+
+def pins(engine):
+    return sum(engine.store._pins)
+
+
+def floor_options(checkpoint, **options):
+    """Options with the smallest bank that they allow, so that every step reads."""
+    with Engine(checkpoint, EngineOptions(**options)) as engine:
+        return EngineOptions(bank_bytes=engine.floor_slots * slot_bytes(engine.layout.specs, engine.dtype), **options)
+
+
+def test_two_requests_in_one_process_give_the_bits_of_two_fresh_processes(tier, checkpoint, tmp_path):
+    options = {"k": 4}
+    fresh = {}
+    for name, (prompt, tokens) in REQUESTS.items():
+        output = tmp_path / f"{name}.npy"
+        arguments = [json.dumps(value) for value in (str(checkpoint), options, prompt, tokens, str(output))]
+        fresh[name] = subprocess.Popen([sys.executable, "-c", FRESH, *arguments]), output
+    with Engine(checkpoint, EngineOptions(**options)) as engine:
+        here = {name: engine_logits(engine, *request) for name, request in REQUESTS.items()}
+        again = engine_logits(engine, *REQUESTS["first"])
+        assert pins(engine) == 0 and engine.recorder.dropped == 0
+    for name, (process, output) in fresh.items():
+        assert process.wait() == 0
+        assert same_bits(here[name], np.load(output))
+    assert same_bits(again, here["first"])
+
+
+@pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
+@pytest.mark.parametrize("bank", ["floor", "large"])
+def test_many_requests_leave_no_slot_pinned(checkpoint, prerouter, bank):
+    options = EngineOptions(k=2, prerouter=prerouter, bank_bytes=1 << 30)
+    if bank == "floor":
+        options = floor_options(checkpoint, k=2, prerouter=prerouter)
+    with Engine(checkpoint, options) as engine:
+        runs = []
+        for steps in (0, 1, 2, 6, 2):
+            runs.append(engine_logits(engine, PROMPT, SHORT[:steps]))
+            assert pins(engine) == 0
+        assert all(same_bits(logits, runs[3][: len(logits)]) for logits in runs)
+        assert engine.recorder.dropped == 0
+
+
+def test_two_requests_can_take_turns(checkpoint):
+    """All state of a request is its own: steps of two requests, interleaved, give the bits of each alone."""
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30)) as engine:
+        alone = [engine_logits(engine, *request) for request in REQUESTS.values()]
+        running = [(engine.new_request(), prompt, tokens) for prompt, tokens in REQUESTS.values()]
+        rows = [[np.array(engine.prefill(request, prompt))] for request, prompt, _ in running]
+        for step in range(8):
+            for row, (request, _, tokens) in zip(rows, running, strict=True):
+                row.append(np.array(engine.step(request, tokens[step])))
+        for request, *_ in running:
+            request.release()
+        assert pins(engine) == 0
+    assert all(same_bits(np.stack(row), logits) for row, logits in zip(rows, alone, strict=True))
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+class Fault:
+    """Makes reads of one purpose fail with EIO while it is armed: an observer that marks the thread, and `preadv`."""
+
+    def __init__(self, monkeypatch):
+        self.purpose, self.hits, self._marked, self._real = None, 0, threading.local(), os.preadv
+        monkeypatch.setattr(os, "preadv", self._preadv)
+
+    def before(self, ranges, record):
+        self._marked.fails = record.purpose == self.purpose
+
+    def after(self, record):
+        self._marked.fails = False
+
+    def _preadv(self, *arguments):
+        if getattr(self._marked, "fails", False):
+            self.hits += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._real(*arguments)
+
+
+FAILURES = [
+    ("off", PREFILL),
+    ("off", DEMAND),
+    ("route", PREFILL),
+    ("route", DEMAND),
+    ("route", PREFETCH),
+    ("advise", DEMAND),
+]
+
+
+def fail(engine, request, fault, purpose):
+    """Drive `request` into a read error of `purpose`."""
+    if purpose == PREFILL:
+        fault.purpose = purpose
+        engine.prefill(request, PROMPT)
+    engine.prefill(request, PROMPT)
+    for number, token in enumerate(TOKENS):
+        if number == 3:
+            fault.purpose = purpose
+        engine.step(request, token)
+
+
+@pytest.mark.parametrize(("prerouter", "purpose"), FAILURES)
+def test_a_read_error_ends_the_request_and_nothing_else(checkpoint, monkeypatch, refused, prerouter, purpose):
+    options = floor_options(checkpoint, k=2, prerouter=prerouter)
+    fault = Fault(monkeypatch)
+    with Engine(checkpoint, options, observer=fault) as engine:
+        expected = engine_logits(engine, PROMPT, SHORT)
+        for _ in range(3):
+            request = engine.new_request()
+            shard = engine.layout.paths[0].parent
+            refused(ErrorKind.READ_FAILED, lambda r=request: fail(engine, r, fault, purpose), shard, "bytes")
+            assert fault.hits
+            fault.purpose = None
+            request.release()
+            assert pins(engine) == 0
+            assert same_bits(engine_logits(engine, PROMPT, SHORT), expected)
+            assert pins(engine) == 0 and engine.recorder.dropped == 0
+
+
+def test_advice_that_could_not_be_read_does_not_end_a_request(checkpoint, monkeypatch):
+    """A prefetch in advisory mode is a hint: whoever needs the expert later reads it again."""
+    options = floor_options(checkpoint, k=2, prerouter="advise")
+    fault = Fault(monkeypatch)
+    with Engine(checkpoint, options, observer=fault) as engine:
+        expected = engine_logits(engine, PROMPT, SHORT)
+        fault.purpose = PREFETCH
+        assert same_bits(engine_logits(engine, PROMPT, SHORT), expected)
+        assert fault.hits and pins(engine) == 0
+
+
+def test_a_failed_prefetch_of_an_ended_request_does_not_reach_the_next(checkpoint, monkeypatch):
+    """The bank holds everything, so only a forgotten failure leads to a second read."""
+    fault = Fault(monkeypatch)
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30), observer=fault) as engine:
+        request = engine.new_request()
+        engine.prefill(request, PROMPT[:2])
+        fault.purpose = PREFETCH
+        with pytest.raises(Edge0Error):
+            for token in TOKENS:
+                engine.step(request, token)
+        assert fault.hits > 1
+        fault.purpose = None
+        request.release()
+        logits = engine_logits(engine, PROMPT, SHORT)
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30)) as engine:
+        assert same_bits(logits, engine_logits(engine, PROMPT, SHORT))
+
+
+class HeldPrefetches:
+    """An observer that keeps prefetches from starting until `gate` opens."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def before(self, ranges, record):
+        if record.purpose == PREFETCH:
+            self.gate.wait()
+
+    def after(self, record):
+        pass
+
+
+def test_reads_still_under_way_for_an_ended_request_do_not_starve_the_next(checkpoint):
+    """Their slots are not pinned any more, so at the worst the next request waits for them."""
+    options = floor_options(checkpoint, k=2)
+    with Engine(checkpoint, options) as engine:
+        expected = engine_logits(engine, PROMPT, [])
+    held = HeldPrefetches()
+    with Engine(checkpoint, options, observer=held) as engine:
+        request = engine.new_request()
+        engine.prefill(request, PROMPT)
+        if not request.predictions:
+            engine.step(request, TOKENS[0])
+        request.release()
+        opener = threading.Timer(0.3, held.gate.set)
+        opener.start()
+        try:
+            assert same_bits(engine_logits(engine, PROMPT, []), expected)
+        finally:
+            held.gate.set()
+            opener.join()
+
+
+def test_an_invalid_prompt_is_refused_before_anything_is_read(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        request = engine.new_request()
+        for prompt in ([], [512], [-1], [3, 4000]):
+            refused(ErrorKind.PROMPT_INVALID, lambda p=prompt: engine.prefill(request, p), "expected")
+        refused(ErrorKind.PROMPT_INVALID, lambda: engine.step(request, 512), "0 to 511", "512")
+        assert not engine.recorder.loads
+
+
+# --- generate ------------------------------------------------------------------------------------------------------
+
+
+def test_generate_repeats_itself_and_stops(checkpoint):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
+        first = list(engine.generate(PROMPT, 12, sampling))
+        assert len(first) == 12 and list(engine.generate(PROMPT, 12, sampling)) == first
+        greedy = list(engine.generate(PROMPT, 6))
+        stop = greedy[3]
+        assert list(engine.generate(PROMPT, 6, stop=[stop])) == greedy[: greedy.index(stop)]
+        abandoned = engine.generate(PROMPT, 6)
+        next(abandoned), next(abandoned)
+        abandoned.close()
+        assert pins(engine) == 0
+
+
+def test_generate_is_greedy_over_the_engines_own_steps(checkpoint):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        tokens = list(engine.generate(PROMPT, 8))
+        logits = engine_logits(engine, PROMPT, tokens[:-1])
+    assert logits.argmax(axis=-1).tolist() == tokens
+
+
+def test_close_ends_the_threads_and_the_descriptors(checkpoint):
+    def readers():
+        return sum(thread.name.startswith("edge0-reader") for thread in threading.enumerate())
+
+    before, files = readers(), set(os.listdir("/dev/fd"))
+    engine = Engine(checkpoint, EngineOptions(k=2, reader_threads=3))
+    engine_logits(engine, PROMPT, SHORT[:2])
+    assert readers() == before + 3
+    engine.close()
+    assert readers() == before
+    assert len(os.listdir("/dev/fd")) <= len(files)
