@@ -8,7 +8,7 @@ experiments: it records loads and waits, and lets an observer look at the page c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -24,41 +24,16 @@ from edge0.options import EngineOptions
 from edge0.prerouter.heads import Heads
 from edge0.prerouter.predictor import Forecast, Predictor
 from edge0.prerouter.schedule import LaunchGroup, Schedule
+from edge0.request import Flight, Pass, Request
 from edge0.routing import Router
 from edge0.sampling import Sampling
 from edge0.streaming.bank import Bank, slot_bytes
-from edge0.streaming.executor import Executed, Executor, Lease, Pass, Prediction
+from edge0.streaming.executor import Executed, Executor, Lease, Prediction
 from edge0.streaming.reader import Reader
 from edge0.streaming.source import FaultSource, PreadSource
 from edge0.streaming.stack import StackStore
 from edge0.telemetry.loads import COMPUTE, LOADS, PREFETCH, LoadObserver, Recorder
 from edge0.tiers import read_config
-
-
-@dataclass
-class Request:
-    """Everything that one request carries from token to token."""
-
-    cache: list
-    predictions: dict[int, Prediction] = field(default_factory=dict)  # layer -> its route at the next token
-    history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
-    tokens: int = 0
-
-    def release(self) -> None:
-        """Let go of predictions that no token will consume."""
-        for prediction in self.predictions.values():
-            prediction.lease.release()
-        self.predictions = {}
-
-
-@dataclass
-class Flight:
-    """A launched group: its output, its heads' outputs, and the leases that its graph reads."""
-
-    group: LaunchGroup
-    output: mx.array
-    forecast: Forecast | None
-    leases: list[Lease]
 
 
 class Engine:
@@ -91,8 +66,7 @@ class Engine:
             Schedule.of(config, heads.owners, options.launch_groups) if heads else Schedule.without_heads(config)
         )
         slot = slot_bytes(self.layout.specs, self.dtype)
-        floor = self.schedule.floor_slots(config, self.k)
-        slots = options.bank_slots(slot, floor, len(self.layout.records()))
+        slots = options.bank_slots(slot, self.floor_slots, len(self.layout.records()))
 
         self.model = models.load(self.directory, config, index, streamed=True)
         if lora is not None:
@@ -116,6 +90,11 @@ class Engine:
             block.executor = self.executor
 
     @property
+    def floor_slots(self) -> int:
+        """Experts that the bank must hold at the least."""
+        return self.schedule.floor_slots(self.config, self.k)
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of parameters and heads that stay in memory beside the bank."""
         return models.parameter_bytes(self.model) + (self.heads.nbytes if self.heads else 0)
@@ -134,11 +113,11 @@ class Engine:
         self._check_tokens(tokens)
         for start in range(0, len(tokens), self.options.prefill_chunk):
             chunk = tokens[start : start + self.options.prefill_chunk]
-            running = self.executor.running = Pass()
-            h = self.model.embed(mx.array([chunk]))
-            h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
-            mx.eval(h)
-            self._release(running.leases)
+            with self._pass(request, decoding=False) as running:
+                h = self.model.embed(mx.array([chunk]))
+                h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
+                mx.eval(h)
+                self._release(running.leases)
         if self.predictor is not None and self.config.family.first_step_predicted:
             for group in self.schedule.groups:
                 forecast = self._forecast(group, running.executed, request)
@@ -155,15 +134,14 @@ class Engine:
             Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
         """
         self._check_tokens([token])
-        running = self._begin(request)
-        h = self.model.embed(mx.array([[token]]))
-        masks = self.model.masks(h, request.cache)
-        flights: list[Flight] = []
-        for group in self.schedule.groups:
-            self._land(flights, request, keep=1 if self._is_staged(group, running) else 0)
-            self._await_reads(group, running)
-            h = self._launch(group, h, masks, running, request, flights)
-        self._land(flights, request, keep=0)
+        with self._pass(request) as running:
+            h = self.model.embed(mx.array([[token]]))
+            running.masks = self.model.masks(h, request.cache)
+            for group in self.schedule.groups:
+                self._land(running, request, keep=1 if self._is_staged(group, running) else 0)
+                self._await_reads(group, running)
+                h = self._launch(group, h, running, request)
+            self._land(running, request, keep=0)
         request.tokens += 1
         return h[0, -1]
 
@@ -203,16 +181,28 @@ class Engine:
 
     # --- the phases of a step --------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> Pass:
-        """Take over the predictions made for this token. In advisory mode they only warmed the bank."""
-        self.recorder.step += 1
+    @contextmanager
+    def _pass(self, request: Request, decoding: bool = True) -> Iterator[Pass]:
+        """One forward pass. Decoding takes over the predictions made for this token; if the pass fails, everything
+        that it held is let go once no running graph reads it."""
         running = self.executor.running = Pass()
-        if self.options.prerouter == "route":
-            running.predictions = request.predictions
-        else:
-            running.leases = [prediction.lease for prediction in request.predictions.values()]
-        request.predictions = {}
-        return running
+        if decoding:
+            self.recorder.step += 1
+            held, request.predictions = request.predictions, {}
+            if self.options.prerouter == "route":
+                running.predictions = held
+            else:  # advisory: they have only warmed the bank
+                running.leases = [prediction.lease for prediction in held.values()]
+        try:
+            yield running
+        except BaseException:
+            for flight in running.flights:
+                mx.eval(flight.output)
+                self._release(flight.leases)
+            self._release(running.leases)
+            self._release([prediction.lease for prediction in running.predictions.values()])
+            request.release()
+            raise
 
     def _is_staged(self, group: LaunchGroup, running: Pass) -> bool:
         """Whether no layer of the group will stop the host to look at its router."""
@@ -225,11 +215,9 @@ class Engine:
                 with self.recorder.waiting(LOADS, layer):
                     running.predictions[layer].lease.wait()
 
-    def _launch(
-        self, group: LaunchGroup, h: mx.array, masks: list, running: Pass, request: Request, flights: list[Flight]
-    ) -> mx.array:
+    def _launch(self, group: LaunchGroup, h: mx.array, running: Pass, request: Request) -> mx.array:
         """Build a group's graph, its heads and, after the last layer, the logits; start it without waiting."""
-        h = self._layers(group.layers, h, masks, request)
+        h = self._layers(group.layers, h, running.masks, request)
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
         forecast = self._forecast(group, running.executed, request)
@@ -237,14 +225,15 @@ class Engine:
             COMPUTE, group.layers[-1]
         ):  # the CPU backend holds the caller when its queue is full
             mx.async_eval(h, *(forecast.arrays() if forecast else ()))
-        leases, running.leases = running.leases, []
-        flights.append(Flight(group, h, forecast, leases))
+        running.flights.append(Flight(group, h, forecast, running.leases))
+        running.leases = []
         return h
 
-    def _land(self, flights: list[Flight], request: Request, keep: int) -> None:
+    def _land(self, running: Pass, request: Request, keep: int) -> None:
         """Harvest the oldest flights until no more than `keep` are in the air."""
-        while len(flights) > keep:
-            self._harvest(flights.pop(0), request)
+        while len(running.flights) > keep:
+            self._harvest(running.flights[0], request)
+            running.flights.pop(0)
 
     def _harvest(self, flight: Flight, request: Request) -> None:
         """Wait for a group, free its slots, and start the reads that its heads ask for."""

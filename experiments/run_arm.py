@@ -101,6 +101,8 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             outputs.append(decoder.step(token))
             times.append(time.perf_counter_ns() - start)
         foreign = _device_reads() - disk
+        if budget is not None:
+            budget.drain()  # raises what the evictor met
         cached_after = sum(pages.cached_bytes() for pages in files.values())
         memory = memory_counters()
         loads = load_rows(decoder.recorder, spec)

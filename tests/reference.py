@@ -16,11 +16,12 @@ from mlx_lm.models.bailing_moe_v3 import _group_expert_select
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from safetensors.numpy import load_file
 
-from edge0 import models
+from edge0 import Engine, EngineOptions, models
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.lora import apply_lora
+from edge0.streaming.bank import slot_bytes
 from edge0.tiers import read_config
 
 PROMPT = np.random.default_rng(1).integers(0, 512, 20).tolist()
@@ -51,6 +52,13 @@ def engine_logits(engine, prompt=PROMPT, tokens=TOKENS):
     finally:
         request.release()
     return np.stack(rows)
+
+
+def floor_bytes(directory, **options):
+    """The smallest bank that an engine with these options accepts."""
+    with Engine(directory, EngineOptions(**options)) as engine:
+        slots = engine.schedule.floor_slots(engine.config, engine.k)
+        return slots * slot_bytes(engine.layout.specs, engine.dtype)
 
 
 def executed_sets(engine):

@@ -11,6 +11,7 @@ from reference import (
     dequantised_logits,
     engine_logits,
     executed_sets,
+    floor_bytes,
     relative_l2,
     same_bits,
     sequence_run,
@@ -19,7 +20,6 @@ from reference import (
 )
 
 from edge0 import Engine, EngineOptions
-from edge0.streaming.bank import slot_bytes
 from edge0.streaming.executor import Prediction
 from edge0.telemetry.loads import PREFETCH
 
@@ -44,12 +44,6 @@ def stock(checkpoint, k, lora=False):
 @functools.cache
 def dequantised(checkpoint, k):
     return dequantised_logits(checkpoint, k)
-
-
-def floor_bytes(checkpoint, **options):
-    """The smallest bank that an engine with these options accepts."""
-    with Engine(checkpoint, EngineOptions(**options)) as engine:
-        return engine.floor_slots * slot_bytes(engine.layout.specs, engine.dtype)
 
 
 # --- exact, staged and resident ------------------------------------------------------------------------------------

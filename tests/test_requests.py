@@ -9,10 +9,9 @@ import threading
 
 import numpy as np
 import pytest
-from reference import PROMPT, TOKENS, engine_logits, same_bits
+from reference import PROMPT, TOKENS, engine_logits, floor_bytes, same_bits
 
 from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind, Sampling
-from edge0.streaming.bank import slot_bytes
 from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL
 
 SHORT = TOKENS[:8]
@@ -37,8 +36,7 @@ def pins(engine):
 
 def floor_options(checkpoint, **options):
     """Options with the smallest bank that they allow, so that every step reads."""
-    with Engine(checkpoint, EngineOptions(**options)) as engine:
-        return EngineOptions(bank_bytes=engine.floor_slots * slot_bytes(engine.layout.specs, engine.dtype), **options)
+    return EngineOptions(bank_bytes=floor_bytes(checkpoint, **options), **options)
 
 
 def test_two_requests_in_one_process_give_the_bits_of_two_fresh_processes(tier, checkpoint, tmp_path):
@@ -181,13 +179,13 @@ def test_a_failed_prefetch_of_an_ended_request_does_not_reach_the_next(checkpoin
 
 
 class HeldPrefetches:
-    """An observer that keeps prefetches from starting until `gate` opens."""
+    """An observer that keeps the second step's prefetches from starting until `gate` opens."""
 
     def __init__(self):
         self.gate = threading.Event()
 
     def before(self, ranges, record):
-        if record.purpose == PREFETCH:
+        if record.purpose == PREFETCH and record.step == 1:
             self.gate.wait()
 
     def after(self, record):
@@ -196,15 +194,15 @@ class HeldPrefetches:
 
 def test_reads_still_under_way_for_an_ended_request_do_not_starve_the_next(checkpoint):
     """Their slots are not pinned any more, so at the worst the next request waits for them."""
-    options = floor_options(checkpoint, k=2)
+    options = floor_options(checkpoint, k=2, reader_threads=16)  # more threads than reads that can be held
     with Engine(checkpoint, options) as engine:
         expected = engine_logits(engine, PROMPT, [])
     held = HeldPrefetches()
     with Engine(checkpoint, options, observer=held) as engine:
         request = engine.new_request()
         engine.prefill(request, PROMPT)
-        if not request.predictions:
-            engine.step(request, TOKENS[0])
+        for token in TOKENS[:2]:
+            engine.step(request, token)
         request.release()
         opener = threading.Timer(0.3, held.gate.set)
         opener.start()

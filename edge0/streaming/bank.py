@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import mlx.core as mx
 import numpy as np
@@ -110,34 +110,44 @@ class Bank:
         Raises:
             Edge0Error: BANK_TOO_SMALL when every slot is pinned.
         """
-        slots = np.empty(len(experts), np.uint32)
+        pinned: list[int] = []
         pending: dict[Key, Future] = {}
-        missing: list[tuple[int, Key]] = []
-        for position, expert in enumerate(experts.tolist()):
-            key = (layer, expert)
-            slot = self._slot_of.get(key)
-            if slot is None:
-                missing.append((position, key))
-                continue
-            self._slot_of.move_to_end(key)
-            self._pins[slot] += 1
-            slots[position] = slot
+        try:
+            keys = [(layer, expert) for expert in experts.tolist()]
+            self._forget_failed(keys)
+            # Hits are pinned first, so that no miss may take their slots.
+            for key in [key for key in keys if key in self._slot_of]:
+                self._pin(key, pinned, pending)
+            for key in [key for key in keys if key not in self._slot_of]:
+                self._slot_of[key] = slot = self._take_slot()
+                record = self._recorder.load(*key, purpose, self._layout.expert_bytes)
+                self._loading[key] = self._reader.submit(record, self._layout.ranges(*key), self._targets[slot])
+                self._pin(key, pinned, pending)
+        except BaseException:
+            self.unpin(np.array(pinned, np.uint32))
+            raise
+        return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending)
+
+    def _pin(self, key: Key, pinned: list[int], pending: dict[Key, Future]) -> None:
+        """Hold one expert's slot, make it the most recently used, and note its read if that has not ended well."""
+        slot = self._slot_of[key]
+        self._slot_of.move_to_end(key)
+        self._pins[slot] += 1
+        pinned.append(slot)
+        future = self._loading.get(key)
+        if future is None:
+            return
+        if future.done() and future.exception() is None:
+            del self._loading[key]
+        else:
+            pending[key] = future
+
+    def _forget_failed(self, keys: list[Key]) -> None:
+        """A read that failed for somebody who no longer waits is read again, not reported to somebody else."""
+        for key in keys:
             future = self._loading.get(key)
-            if future is not None:
-                if future.done() and future.exception() is None:
-                    del self._loading[key]
-                else:
-                    pending[key] = future
-        for position, key in missing:
-            slot = self._take_slot()
-            self._slot_of[key] = slot
-            self._pins[slot] += 1
-            slots[position] = slot
-            record = self._recorder.load(*key, purpose, self._layout.expert_bytes)
-            pending[key] = self._loading[key] = self._reader.submit(
-                record, self._layout.ranges(*key), self._targets[slot]
-            )
-        return Lease(self, layer, experts, slots, pending)
+            if future is not None and future.done() and future.exception() is not None:
+                self.forget(key, future)
 
     def unpin(self, slots: np.ndarray) -> None:
         for slot in slots.tolist():
@@ -150,18 +160,23 @@ class Bank:
             self._free.append(self._slot_of.pop(key))
 
     def _take_slot(self) -> int:
+        """A slot that nobody reads or writes: a free one, else the least recently used one that no lease pins. If all
+        of those are still being read for somebody who let go, the oldest such read is waited for."""
         # A slot freed by a failed read may still be pinned by the lease that met the failure.
         slot = next((slot for slot in reversed(self._free) if not self._pins[slot]), None)
         if slot is not None:
             self._free.remove(slot)
             return slot
-        for key, slot in self._slot_of.items():
-            future = self._loading.get(key)
-            if self._pins[slot] or (future is not None and not future.done()):
-                continue
-            self._loading.pop(key, None)
-            del self._slot_of[key]
-            return slot
-        raise Edge0Error(
-            ErrorKind.BANK_TOO_SMALL, "every slot of the bank is in use", expected="a free slot", found=self.capacity
-        )
+        unpinned = [key for key, slot in self._slot_of.items() if not self._pins[slot]]
+        if not unpinned:
+            raise Edge0Error(
+                ErrorKind.BANK_TOO_SMALL,
+                "every slot of the bank is in use",
+                expected="a free slot",
+                found=self.capacity,
+            )
+        key = next((key for key in unpinned if key not in self._loading or self._loading[key].done()), unpinned[0])
+        future = self._loading.pop(key, None)
+        if future is not None:
+            wait([future])
+        return self._slot_of.pop(key)

@@ -60,7 +60,7 @@ class Executed:
 
 
 @dataclass
-class Pass:
+class Running:
     """One forward pass: the predictions it may consume, what it routed, and the leases that its graph reads."""
 
     predictions: dict[int, Prediction] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Executor:
 
     def __init__(self, store: Store, router: Router, recorder: Recorder):
         self._store, self._router, self._recorder = store, router, recorder
-        self.running = Pass()
+        self.running = Running()
 
     def __call__(self, block: StreamedMoE, x: mx.array) -> tuple[mx.array, mx.array]:
         prediction = self.running.predictions.get(block.layer)

@@ -41,12 +41,10 @@ DEFAULT_METHOD = CACHESTAT if LINUX else MINCORE
 
 _SYS_CACHESTAT = 451  # one number on every architecture that mlx is built for
 _MADV_DONTNEED, _MADV_PAGEOUT, _MADV_POPULATE_READ = 4, 21, 22  # Linux
-_MS_INVALIDATE = 2  # macOS
-_RUSAGE_INFO_V4 = 4
+_MS_INVALIDATE, _RUSAGE_INFO_V4 = 2, 4  # macOS
 _PROBE_SPAN_BYTES = 1 << 30
 _EVICT_TRIES, _STUCK_TRIES = 50, 3
-_SCRATCH_BYTES = 8 << 20
-_PLACES, _PLACE_BYTES = 16, 1 << 20
+_SCRATCH_BYTES, _PLACES, _PLACE_BYTES = 8 << 20, 16, 1 << 20
 _LOW_BIT = bytes(value & 1 for value in range(256))  # macOS sets further flag bits in what mincore returns
 _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 
@@ -333,8 +331,7 @@ def self_test(path: os.PathLike[str] | str, scratch_dir: os.PathLike[str] | str 
     with FilePages(path, MINCORE) as pages:
         if pages.file_bytes == 0:
             return ProbeReport(UNAVAILABLE, False, False, f"{path.name} is empty")
-        kind = filesystem_of(path)[0]
-        if kind in _MEMORY_FILESYSTEMS:
+        if (kind := filesystem_of(path)[0]) in _MEMORY_FILESYSTEMS:
             return ProbeReport(UNAVAILABLE, False, False, f"{path.name} is on {kind}, which is always in memory")
         if LINUX and not _may_probe(path):
             return ProbeReport(UNAVAILABLE, False, False, f"mincore needs ownership of or write access to {path.name}")
@@ -344,15 +341,14 @@ def self_test(path: os.PathLike[str] | str, scratch_dir: os.PathLike[str] | str 
     for place in [scratch_dir or path.parent, tempfile.gettempdir()]:
         scratch_kind = filesystem_of(place)[0]
         if scratch_kind in _MEMORY_FILESYSTEMS:
-            continue
+            continue  # nothing can be evicted there
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=place, prefix=".edge0-probe-") as scratch:
             scratch.write(os.urandom(_SCRATCH_BYTES))
             scratch.flush()
             os.fsync(scratch.fileno())
             honest, evicts, counts, found = _try_scratch(scratch.name)
-            return ProbeReport(
-                method if honest else UNAVAILABLE, evicts, counts, f"{told}; scratch file on {scratch_kind}: {found}"
-            )
+            told = f"{told}; scratch file on {scratch_kind}: {found}"
+            return ProbeReport(method if honest else UNAVAILABLE, evicts, counts, told)
     return ProbeReport(method, False, False, f"{told}; no disk folder to write a scratch file to, eviction not tested")
 
 
@@ -363,14 +359,15 @@ def _may_probe(path: Path) -> bool:
 def _compare_probes(pages: FilePages) -> tuple[str, str]:
     """(method, reason) from cachestat against mincore at up to 16 places of the file, at rest."""
     size, fd = pages.file_bytes, pages._fd
-    pages.warm([(0, min(PAGE_BYTES, size))])  # at least one page to compare
-    if not pages._count(0, 1):
-        return UNAVAILABLE, "mincore does not see a page that was just read"
-    if not LINUX:
-        return MINCORE, "mincore is the only probe of this system"
     starts = sorted({index * size // _PLACES // PAGE_BYTES * PAGE_BYTES for index in range(_PLACES)})
     places = [(start, min(_PLACE_BYTES, size - start)) for start in starts]
-    for _ in range(3):  # a read that is queued at this moment lets the two differ; wait for it
+    for _ in range(3):  # a read that is queued, or a page reclaimed, at this moment lets the two differ
+        pages.warm([(0, min(PAGE_BYTES, size))])  # at least one page to compare
+        seen = pages._count(0, 1)
+        if not seen:
+            continue
+        if not LINUX:
+            return MINCORE, "mincore is the only probe of this system"
         try:
             pairs = [(_cachestat(fd, start, nbytes), pages._count(start, nbytes)) for start, nbytes in places]
         except OSError as error:
@@ -378,6 +375,8 @@ def _compare_probes(pages: FilePages) -> tuple[str, str]:
         if all(queued == readable for queued, readable in pairs):
             return CACHESTAT, f"cachestat equals mincore at {len(places)} places"
         time.sleep(0.01)
+    if not seen:
+        return UNAVAILABLE, "mincore does not see a page that was just read"
     return MINCORE, f"cachestat and mincore disagree (pages, {len(places)} places: {pairs})"
 
 
@@ -392,7 +391,8 @@ def _try_scratch(path: str) -> tuple[bool, bool, bool, str]:
         device_bytes, after_read = thread_device_bytes() - before, pages.cached_bytes()
         pages.evict()
         after_evict = pages.cached_bytes()
-    evicts = after_write == 0 and after_evict == 0
-    honest = after_read == half if evicts else half <= after_read < _SCRATCH_BYTES
+    near = half // 100  # the kernel may reclaim, or hold, a few pages at any moment
+    evicts = max(after_write, after_evict) <= near
+    honest = half - near <= after_read <= (half + near if evicts else _SCRATCH_BYTES - near)
     seen = f"{after_write} bytes cached after eviction, {after_read} after reading {half}"
-    return honest, evicts, evicts and half <= device_bytes <= 2 * half, f"{seen}, {device_bytes} from the device"
+    return honest, evicts, evicts and half - near <= device_bytes <= 2 * half, f"{seen}, {device_bytes} from the device"

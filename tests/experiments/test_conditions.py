@@ -22,6 +22,7 @@ PART_BYTES = 64 << 10  # a record is three parts of 64 KiB that lie apart, as in
 RECORD_BYTES = RANGES * PART_BYTES
 HEADER_BYTES = 1000  # data starts unaligned
 EXPERT_BYTES = LAYERS * EXPERTS * RECORD_BYTES  # 12 MiB over two files
+RECLAIMED_BYTES = 4 * PAGE_BYTES  # a kernel that ages pages may take a few between a read and the probe
 RECORDS = [(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
 
 
@@ -190,7 +191,7 @@ def test_least_recently_loaded_records_go_first(files, ranges_of, loader):
         budget.drain()
         assert cold_bytes(files, ranges_of, (0, 4)) == RECORD_BYTES
         for kept in [(0, 0), (1, 0), (1, 4), (3, 9)]:
-            assert cold_bytes(files, ranges_of, kept) == 0
+            assert cold_bytes(files, ranges_of, kept) <= RECLAIMED_BYTES
 
 
 def test_budget_zero_evicts_each_record_after_its_load(files, ranges_of, loader):
@@ -209,7 +210,7 @@ def test_prefill_is_seeded_and_its_records_are_the_first_to_go(files, ranges_of,
         def choice(seed):
             assert budget.prefill(seed) == EXPERT_BYTES // 2
             share = {record: cold_bytes(files, ranges_of, record) for record in RECORDS}
-            return {record for record, cold in share.items() if cold == 0}
+            return {record for record, cold in share.items() if cold <= RECLAIMED_BYTES}
 
         first = choice(7)
         assert len(first) == len(RECORDS) // 2
@@ -219,7 +220,7 @@ def test_prefill_is_seeded_and_its_records_are_the_first_to_go(files, ranges_of,
         loader.load(*newcomer)
         budget.note(*newcomer)
         budget.drain()
-        assert cold_bytes(files, ranges_of, newcomer) == 0
+        assert cold_bytes(files, ranges_of, newcomer) <= RECLAIMED_BYTES
         assert sum(cold_bytes(files, ranges_of, record) > RECORD_BYTES // 2 for record in first) == 1
 
 
@@ -233,15 +234,15 @@ def test_pages_that_no_record_accounts_for_are_swept_out(files, ranges_of, loade
         assert budget.sweeps == 0
         for path in shards:
             path.read_bytes()  # with read-ahead, as page faults would
-        assert budget.cached_bytes() >= EXPERT_BYTES
+        assert budget.cached_bytes() >= EXPERT_BYTES - RECLAIMED_BYTES
         for _ in range(conditions._CHECK_EVERY_NOTES):
             budget.note(*RECORDS[35])
         budget.drain()
         assert budget.sweeps >= 1
         for record in RECORDS[:40:5]:
-            assert cold_bytes(files, ranges_of, record) == 0
+            assert cold_bytes(files, ranges_of, record) <= RECLAIMED_BYTES
         edges = 2 * PAGE_BYTES * RANGES * 8
-        assert 8 * RECORD_BYTES <= budget.cached_bytes() <= 8 * RECORD_BYTES + edges
+        assert 8 * RECORD_BYTES - RECLAIMED_BYTES <= budget.cached_bytes() <= 8 * RECORD_BYTES + edges
 
 
 def test_a_failed_eviction_surfaces_in_drain(files, ranges_of, monkeypatch):
@@ -275,13 +276,13 @@ def test_closed_and_negative_budgets_are_refused(files, ranges_of):
 
 def test_prepare_reaches_each_condition(files, ranges_of):
     file_bytes = sum(pages.file_bytes for pages in files.values())
-    assert prepare(Condition.parse("warm"), files) == file_bytes
+    assert file_bytes - RECLAIMED_BYTES <= prepare(Condition.parse("warm"), files) <= file_bytes
     assert prepare(Condition.parse("cold"), files) == 0
     condition = Condition.parse("budget:0.5")
     limit = condition.budget_bytes(EXPERT_BYTES)
     with CacheBudget(files, limit, ranges_of, RECORDS) as budget:
         cached = prepare(condition, files, budget, seed=11)
-        assert limit <= cached <= limit * 1.05 + budget.kept_page_bytes() - limit
+        assert limit - RECLAIMED_BYTES <= cached <= limit * 1.05 + budget.kept_page_bytes() - limit
         assert prepare(Condition.parse("cold"), files, budget) == 0
     with pytest.raises(ValueError, match="CacheBudget"):
         prepare(condition, files)
@@ -292,7 +293,7 @@ def test_freshly_written_pages_can_be_made_cold(tmp_path, files):
     path.write_bytes(os.urandom(2 * MIB))
     method = self_test(path).method
     with FilePages(path, method) as pages:
-        assert pages.cached_bytes() == 2 * MIB
+        assert pages.cached_bytes() >= 2 * MIB - RECLAIMED_BYTES
         assert prepare(Condition("cold"), {path: pages}) == 0
 
 

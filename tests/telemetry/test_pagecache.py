@@ -1,5 +1,6 @@
 """Probes against known patterns on a real file, eviction, device bytes, and the self-test's refusals."""
 
+import functools
 import os
 import shutil
 import struct
@@ -48,13 +49,30 @@ def pages(path, request, report):
         yield opened
 
 
+def despite_reclaim(test):
+    """Up to three tries from an empty cache: a kernel that ages pages may take one between the read and the probe."""
+
+    @functools.wraps(test)
+    def tried(pages, **others):
+        for attempt in range(3):
+            pages.evict()
+            try:
+                return test(pages=pages, **others)
+            except AssertionError:
+                if attempt == 2:
+                    raise
+
+    return tried
+
+
 def read_sequentially(path):
     """What an ordinary reader does: read-ahead caches large folios."""
     with open(path, "rb", buffering=0) as file:
-        while file.read(4 << 20):
+        while file.read(64 << 10):
             pass
 
 
+@despite_reclaim
 def test_evict_and_warm_the_whole_file(pages):
     assert (pages.file_bytes, pages.cached_bytes()) == (FILE_BYTES, 0)
     assert pages.residency([(0, FILE_BYTES)]) == Residency(FILE_BYTES, FILE_BYTES, 0)
@@ -65,12 +83,14 @@ def test_evict_and_warm_the_whole_file(pages):
     assert pages.cached_bytes() == 0
 
 
+@despite_reclaim
 def test_warm_half_caches_exactly_half(pages):
     pages.warm([(0, 4 << 20)])
     assert pages.cached_bytes() == 4 << 20
     assert pages.residency([(0, 8 << 20)]) == Residency(8 << 20, 4 << 20, 0)
 
 
+@despite_reclaim
 def test_residency_is_exact_to_the_byte_at_unaligned_edges(pages):
     pages.warm([(10 * PAGE, 2 * PAGE)])  # pages 10 and 11
     cases = {
@@ -88,6 +108,7 @@ def test_residency_is_exact_to_the_byte_at_unaligned_edges(pages):
     assert pages.residency(list(cases)).cold_bytes == sum(cases.values())
 
 
+@despite_reclaim
 def test_random_patterns_agree_with_what_was_read(pages):
     rng = np.random.default_rng(5)
     for _ in range(5):
@@ -106,6 +127,7 @@ def test_random_patterns_agree_with_what_was_read(pages):
 
 
 @pytest.mark.parametrize("first, count", [(100, 1), (101, 3), (333, 17), (1000, 432)])
+@despite_reclaim
 def test_eviction_is_exact_although_read_ahead_cached_large_folios(pages, path, first, count):
     read_sequentially(path)
     assert pages.cached_bytes() == FILE_BYTES
@@ -115,6 +137,7 @@ def test_eviction_is_exact_although_read_ahead_cached_large_folios(pages, path, 
     assert pages.cached_bytes() == FILE_BYTES - count * PAGE
 
 
+@despite_reclaim
 def test_eviction_rounds_outward_and_merges(pages):
     pages.warm()
     pages.evict([(20 * PAGE + 10, 5), (21 * PAGE, PAGE + 1)])  # pages 20, 21, 22
@@ -126,6 +149,7 @@ def test_eviction_rounds_outward_and_merges(pages):
     ]
 
 
+@despite_reclaim
 def test_pages_touched_through_the_view_are_evicted(pages):
     view = np.frombuffer(pages.view(), np.uint8)
     expected = int(view[: 2 << 20 : PAGE].sum())
@@ -161,6 +185,16 @@ def test_queued_reads_are_in_flight_until_readable(path, report):
         assert pages.residency([(0, 4 << 20)]) == Residency(4 << 20, 0, 0)
 
 
+def test_eviction_waits_for_reads_in_flight(path, report):
+    if report.method != pagecache.CACHESTAT:
+        pytest.skip("needs both probes")
+    with FilePages(path) as pages:
+        for _ in range(5):
+            os.posix_fadvise(pages._fd, 0, FILE_BYTES, os.POSIX_FADV_WILLNEED)
+            pages.evict()
+            assert pages.cached_bytes() <= 4 * PAGE
+
+
 def test_in_flight_bytes_are_split_from_cold_bytes(path, report, monkeypatch):
     """Page 2 is readable; cachestat is made to say that page 1 (an edge of the range) is queued and page 3 is not."""
     if report.method != pagecache.CACHESTAT:
@@ -180,6 +214,7 @@ def test_in_flight_bytes_are_split_from_cold_bytes(path, report, monkeypatch):
         assert pages.residency([(offset, end - offset)]) == Residency(end - offset, 0, PAGE - 100 + 30)
 
 
+@despite_reclaim
 def test_device_bytes_grow_by_what_was_read_cold(pages):
     before = thread_device_bytes()
     pages.warm([(0, 4 << 20)])
@@ -193,6 +228,7 @@ def test_device_bytes_grow_by_what_was_read_cold(pages):
         assert cold >= 4 << 20
 
 
+@despite_reclaim
 def test_probing_from_several_threads_at_once(pages):
     pages.warm([(0, 4 << 20)])
     wrong = []

@@ -1,0 +1,45 @@
+"""The state of serving: what a request carries from token to token, and what one forward pass holds while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from edge0.prerouter.predictor import Forecast
+from edge0.prerouter.schedule import LaunchGroup
+from edge0.streaming.executor import Lease, Prediction, Running
+
+
+@dataclass
+class Request:
+    """Everything that one request carries from token to token; made new for each."""
+
+    cache: list
+    predictions: dict[int, Prediction] = field(default_factory=dict)  # layer -> its route at the next token
+    history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
+    tokens: int = 0
+
+    def release(self) -> None:
+        """Let go of predictions that no token will consume."""
+        for prediction in self.predictions.values():
+            prediction.lease.release()
+        self.predictions = {}
+
+
+@dataclass
+class Flight:
+    """A launched group: its output, its heads' outputs, and the leases that its graph reads."""
+
+    group: LaunchGroup
+    output: mx.array
+    forecast: Forecast | None
+    leases: list[Lease]
+
+
+@dataclass
+class Pass(Running):
+    """One forward pass of the engine: what the executor sees, the masks, and the groups in the air, oldest first."""
+
+    masks: list = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)

@@ -1,0 +1,372 @@
+"""The bank against a plain model of it, with reads that end in any order, and against the checkpoint's bytes."""
+
+import itertools
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind
+from edge0.checkpoint.layout import ByteRange, PartSpec
+from edge0.streaming.bank import Bank, slot_bytes
+from edge0.streaming.reader import Reader
+from edge0.telemetry.loads import DEMAND, PREFETCH, Recorder
+
+LAYERS, EXPERTS = 3, 5
+SPECS = tuple(
+    PartSpec(projection, part, "U32" if part == "weight" else "BF16", (2, 3 if part == "weight" else 1))
+    for projection in ("gate_proj", "up_proj", "down_proj")
+    for part in ("weight", "scales", "biases")
+)
+
+
+class Layout:
+    """Ranges that name their expert; there is no file behind them."""
+
+    specs, expert_bytes = SPECS, sum(spec.nbytes for spec in SPECS)
+
+    def ranges(self, layer, expert):
+        return tuple(ByteRange(Path(f"{layer}.{expert}"), part, spec.nbytes) for part, spec in enumerate(SPECS))
+
+
+def contents(key, part):
+    """The bytes that a file would hold of one piece."""
+    seed = (key[0] * EXPERTS + key[1]) * len(SPECS) + part
+    return np.random.default_rng(seed).integers(0, 256, SPECS[part].nbytes, np.uint8)
+
+
+def stored(key, part, dtype):
+    """The same as the bank must hold it."""
+    raw = contents(key, part)
+    if SPECS[part].dtype == "U32" or dtype == mx.bfloat16:
+        return raw
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
+
+
+class LateReader:
+    """Scribbles over the target at once, as a read in progress would, and brings the bytes when it is told to."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, record, ranges, targets):
+        future = Future()
+        for target in targets:
+            np.frombuffer(target.memory, np.uint8)[:] = 0xEE
+        self.jobs.append(((record.layer, record.expert), future, targets))
+        return future
+
+    def finish(self, job, error=None):
+        self.jobs.remove(job)
+        key, future, targets = job
+        if error is not None:
+            future.set_exception(error)
+            return
+        for part, target in enumerate(targets):
+            raw = contents(key, part)
+            if target.widen:
+                raw = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
+            np.frombuffer(target.memory, np.uint8)[:] = raw
+        future.set_result(None)
+
+
+def bytes_of(lease, expert):
+    """What the rows of a lease hold of one expert."""
+    row = int(np.array(lease.positions(np.array([expert])))[0])
+    return [np.array(stack.view(mx.uint8))[row].ravel() for stack in lease.stacks]
+
+
+def pick(data, entries):
+    return entries[data.draw(st.integers(0, len(entries) - 1))]
+
+
+class BankMachine(RuleBasedStateMachine):
+    """Requests, releases and reads that end well or badly, in any order. The model keeps keys in order of last use."""
+
+    @initialize(capacity=st.integers(2, 9), dtype=st.sampled_from([mx.float32, mx.bfloat16]))
+    def make(self, capacity, dtype):
+        self.dtype, self.capacity, self.reader = dtype, capacity, LateReader()
+        self.bank = Bank(Layout(), capacity, dtype, self.reader, Recorder())
+        self.lru = OrderedDict()  # key -> None, oldest use first
+        self.leases = []  # (lease, keys), not waited for yet
+        self.ready = []
+
+    def pinned(self):
+        return {key for _, keys in self.leases + self.ready for key in keys}
+
+    def loading(self):
+        return {key for key, _, _ in self.reader.jobs}
+
+    @rule(layer=st.integers(0, LAYERS - 1), experts=st.sets(st.integers(0, EXPERTS - 1), min_size=1, max_size=4))
+    def request(self, layer, experts):
+        keys = [(layer, expert) for expert in sorted(experts)]
+        hits = [key for key in keys if key in self.lru]
+        misses = [key for key in keys if key not in self.lru]
+        evictable = [key for key in self.lru if key not in self.pinned() | self.loading() | set(hits)]
+        free = self.capacity - len(self.lru)
+        if len(misses) > free + len(evictable):
+            return  # see the tests of exhaustion below
+        for key in evictable[: max(0, len(misses) - free)]:
+            del self.lru[key]
+        for key in hits + misses:
+            self.lru[key] = None
+            self.lru.move_to_end(key)
+        busy = {int(slot) for lease, _ in self.leases + self.ready for slot in lease.slots}
+        before = list(self.reader.jobs)
+        lease = self.bank.request(layer, np.array(sorted(experts)), DEMAND)
+        read = [key for key, future, _ in self.reader.jobs if all(future is not job[1] for job in before)]
+        assert read == misses
+        taken = {int(slot) for slot, key in zip(lease.slots, keys, strict=True) if key in misses}
+        assert not taken & busy and len(set(lease.slots.tolist())) == len(keys)
+        self.leases.append((lease, keys))
+
+    @rule(data=st.data())
+    def end_a_read(self, data):
+        if self.reader.jobs:
+            self.reader.finish(pick(data, self.reader.jobs))
+
+    @rule(data=st.data())
+    def wait(self, data):
+        if not self.leases:
+            return
+        entry = pick(data, self.leases)
+        self.leases.remove(entry)
+        lease, keys = entry
+        for key in data.draw(st.permutations(keys)):
+            for job in [job for job in self.reader.jobs if job[0] == key]:
+                self.reader.finish(job)
+        lease.wait()
+        self.ready.append(entry)
+
+    @rule(data=st.data())
+    def wait_in_vain(self, data):
+        waiting = [entry for entry in self.leases if self.loading() & set(entry[1])]
+        if not waiting:
+            return
+        lease, keys = entry = pick(data, waiting)
+        jobs = [job for job in self.reader.jobs if job[0] in keys]
+        lost = data.draw(st.sets(st.sampled_from([key for key, _, _ in jobs]), min_size=1))
+        for job in jobs:
+            self.reader.finish(job, OSError("no") if job[0] in lost else None)
+        with pytest.raises(OSError, match="no"):
+            lease.wait()
+        for key in lost:
+            del self.lru[key]
+        # Everybody who waits for a lost expert learns of it; a request ends by releasing what it holds.
+        for other in [other for other in self.leases if lost & set(other[1])]:
+            if other is not entry:
+                for job in [job for job in self.reader.jobs if job[0] in other[1]]:
+                    self.reader.finish(job)
+                with pytest.raises(OSError, match="no"):
+                    other[0].wait()
+            other[0].release()
+            self.leases.remove(other)
+
+    @rule(data=st.data())
+    def release(self, data):
+        if self.ready:
+            entry = pick(data, self.ready)
+            self.ready.remove(entry)
+            entry[0].release()
+
+    @rule(data=st.data())
+    def release_without_waiting(self, data):
+        if self.leases:
+            entry = pick(data, self.leases)
+            self.leases.remove(entry)
+            entry[0].release()
+
+    @invariant()
+    def leased_slots_hold_their_experts(self):
+        for lease, keys in getattr(self, "ready", []):
+            for key in keys:
+                for part, found in enumerate(bytes_of(lease, key[1])):
+                    assert np.array_equal(found, stored(key, part, self.dtype))
+
+    def teardown(self):
+        for lease, _ in getattr(self, "leases", []) + getattr(self, "ready", []):
+            lease.release()
+        assert not hasattr(self, "bank") or sum(self.bank._pins) == 0
+
+
+TestBankMachine = BankMachine.TestCase
+TestBankMachine.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+# --- exhaustion and failures, one by one ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader():
+    return LateReader()
+
+
+def small_bank(reader, capacity):
+    return Bank(Layout(), capacity, mx.float32, reader, Recorder())
+
+
+def ask(bank, layer, *experts, purpose=DEMAND):
+    return bank.request(layer, np.array(experts), purpose)
+
+
+def finish_all(reader, error=None):
+    for job in list(reader.jobs):
+        reader.finish(job, error)
+
+
+def test_a_bank_whose_slots_are_all_pinned_says_so(reader, refused):
+    bank = small_bank(reader, 3)
+    lease = ask(bank, 0, 0, 1, 2)
+    refused(ErrorKind.BANK_TOO_SMALL, lambda: ask(bank, 1, 0), "3")
+    finish_all(reader)
+    refused(ErrorKind.BANK_TOO_SMALL, lambda: ask(bank, 1, 0), "3")
+    lease.release()
+    ask(bank, 1, 0, 1, 2)
+
+
+def test_a_refused_request_pins_nothing(reader, refused):
+    bank = small_bank(reader, 4)
+    held, kept = ask(bank, 0, 0, 1), ask(bank, 0, 2)
+    finish_all(reader)
+    kept.release()
+    refused(ErrorKind.BANK_TOO_SMALL, lambda: ask(bank, 0, 2, 3, 4))
+    held.release()
+    finish_all(reader)
+    assert sum(bank._pins) == 0
+    ask(bank, 1, 0, 1, 2, 3)
+
+
+def test_least_recently_used_goes_first_and_a_hit_counts_as_a_use(reader):
+    bank = small_bank(reader, 3)
+    for expert in (0, 1, 2, 0):
+        lease = ask(bank, 0, expert)
+        finish_all(reader)
+        lease.release()
+    ask(bank, 1, 0).release()
+    assert [key for key, _, _ in reader.jobs] == [(1, 0)]
+    finish_all(reader)
+    ask(bank, 0, 0, 2)
+    assert not reader.jobs
+    ask(bank, 0, 1)
+    assert [key for key, _, _ in reader.jobs] == [(0, 1)]
+
+
+def test_an_expert_that_is_on_its_way_is_not_read_twice(reader):
+    bank = small_bank(reader, 3)
+    first, second = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    assert len(reader.jobs) == 1
+    finish_all(reader)
+    first.wait(), second.wait()
+    assert first.slots.tolist() == second.slots.tolist()
+
+
+def test_a_failed_read_is_forgotten_and_read_again(reader):
+    bank = small_bank(reader, 3)
+    lease = ask(bank, 0, 1, 2)
+    reader.finish(reader.jobs[0], OSError("gone"))
+    finish_all(reader)
+    with pytest.raises(OSError, match="gone"):
+        lease.wait()
+    lease.release()
+    again = ask(bank, 0, 1, 2)
+    assert [key for key, _, _ in reader.jobs] == [(0, 1)]
+    finish_all(reader)
+    again.wait()
+    for expert in (1, 2):
+        assert all(np.array_equal(a, stored((0, expert), p, mx.float32)) for p, a in enumerate(bytes_of(again, expert)))
+
+
+def test_a_failure_that_nobody_waited_for_is_read_again(reader):
+    """A prefetch of a request that has ended must not fail the next one."""
+    bank = small_bank(reader, 3)
+    ask(bank, 0, 1, purpose=PREFETCH).release()
+    finish_all(reader, OSError("gone"))
+    lease = ask(bank, 0, 1)
+    assert [key for key, _, _ in reader.jobs] == [(0, 1)]
+    finish_all(reader)
+    lease.wait()
+
+
+def test_the_slot_of_a_failed_read_is_not_reused_while_it_is_leased(reader):
+    bank = small_bank(reader, 2)
+    broken, other = ask(bank, 0, 1), ask(bank, 0, 2)
+    reader.finish(reader.jobs[0], OSError("gone"))
+    with pytest.raises(OSError):
+        broken.wait()
+    with pytest.raises(Edge0Error):
+        ask(bank, 0, 3)
+    broken.release()
+    assert ask(bank, 0, 3).slots.tolist() != other.slots.tolist()
+
+
+class HeldSource:
+    """A source whose reads start when `gate` opens."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def read(self, piece, memory):
+        self.gate.wait()
+        key = tuple(int(number) for number in piece.path.name.split("."))
+        memory[:] = contents(key, piece.offset).tobytes()
+
+
+def test_a_request_waits_for_reads_whose_slots_nobody_pins_any_more():
+    source = HeldSource()
+    reader = Reader(source, Recorder(), threads=1, advise=False)
+    bank = small_bank(reader, 2)
+    ask(bank, 0, 0, 1, purpose=PREFETCH).release()
+    opener = threading.Timer(0.2, source.gate.set)
+    opener.start()
+    try:
+        lease = ask(bank, 1, 3)
+        lease.wait()
+        assert all(np.array_equal(a, stored((1, 3), p, mx.float32)) for p, a in enumerate(bytes_of(lease, 3)))
+    finally:
+        source.gate.set()
+        opener.join()
+        reader.close()
+
+
+# --- the real thing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("advise", [True, False])
+def test_slots_hold_exactly_the_checkpoints_bytes(checkpoint, advise):
+    """Weights byte by byte; scales and biases widened from bf16 to fp32, which loses nothing."""
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30, advise=advise, reader_threads=3)) as engine:
+        layout = engine.layout
+        everyone = np.arange(layout.experts)
+        leases = {layer: engine.store.request(layer, everyone, PREFETCH) for layer in layout.layers}
+        assert len({slot for lease in leases.values() for slot in lease.slots.tolist()}) == len(layout.records())
+        for layer, lease in leases.items():
+            lease.wait()
+            rows = np.array(lease.positions(everyone))
+            for part, (spec, stack) in enumerate(zip(layout.specs, lease.stacks, strict=True)):
+                held = np.array(stack)[rows]
+                for expert in (0, 1, layout.experts - 1):
+                    piece = layout.ranges(layer, expert)[part]
+                    raw = np.fromfile(piece.path, np.uint8, piece.nbytes, offset=piece.offset)
+                    if spec.dtype == "BF16":
+                        raw = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
+                    assert held[expert].view(np.uint8).ravel().tobytes() == raw.tobytes()
+        assert engine.store.nbytes == sum(stack.nbytes for stack in engine.store.stacks)
+        assert engine.store.nbytes == engine.store.capacity * slot_bytes(layout.specs, engine.dtype)
+
+
+def test_hits_are_not_read_again(checkpoint):
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30)) as engine:
+        for experts in itertools.repeat(np.array([1, 4, 9]), 3):
+            lease = engine.store.request(engine.config.moe_layers[0], experts, DEMAND)
+            lease.wait()
+            lease.release()
+    assert sorted(load.expert for load in engine.recorder.loads) == [1, 4, 9]

@@ -1,0 +1,146 @@
+"""The reader threads: order, errors, the end, and what they write down."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge0.checkpoint.layout import ByteRange
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.streaming.reader import Reader, Target
+from edge0.streaming.source import read_failed
+from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL, Recorder
+
+
+class SlowSource:
+    """Notes the order of reads; the first one stands still until `gate` opens."""
+
+    def __init__(self):
+        self.started, self.gate, self.order, self.advised = threading.Event(), threading.Event(), [], []
+
+    def read(self, piece, memory):
+        self.started.set()
+        self.gate.wait()
+        self.order.append(piece.path.name)
+        if piece.path.name.startswith("broken"):
+            raise read_failed(piece, "the disk is gone")
+        memory[:] = bytes([piece.offset % 256]) * piece.nbytes
+
+    def advise(self, pieces):
+        self.advised.append(tuple(pieces))
+
+
+@pytest.fixture
+def source():
+    return SlowSource()
+
+
+def job(recorder, name, purpose, nbytes=8, widen=False):
+    """(record, ranges, targets, memory) of an expert of one piece."""
+    memory = bytearray(nbytes * (2 if widen else 1))
+    piece = ByteRange(Path(name), 5, nbytes)
+    return recorder.load(0, 0, purpose, nbytes), (piece,), [Target(memoryview(memory), widen)], memory
+
+
+def test_demand_goes_before_prefetch_and_otherwise_first_come_first_served(source):
+    recorder = Recorder()
+    reader = Reader(source, recorder, threads=1, advise=False)
+    futures = [reader.submit(*job(recorder, "first", PREFETCH)[:3])]
+    assert source.started.wait(60)
+    for name, purpose in [
+        ("prefetch 1", PREFETCH),
+        ("prefetch 2", PREFETCH),
+        ("demand 1", DEMAND),
+        ("prefill", PREFILL),
+        ("prefetch 3", PREFETCH),
+        ("demand 2", DEMAND),
+    ]:
+        futures.append(reader.submit(*job(recorder, name, purpose)[:3]))
+    source.gate.set()
+    for future in futures:
+        future.result(60)
+    reader.close()
+    assert source.order == ["first", "demand 1", "prefill", "demand 2", "prefetch 1", "prefetch 2", "prefetch 3"]
+
+
+def test_an_error_reaches_its_future_and_only_that(source):
+    recorder = Recorder()
+    reader = Reader(source, recorder, threads=2, advise=False)
+    source.gate.set()
+    jobs = [job(recorder, name, DEMAND) for name in ("good 1", "broken", "good 2")]
+    good, broken, also = (reader.submit(*parts[:3]) for parts in jobs)
+    with pytest.raises(Edge0Error, match="the disk is gone") as caught:
+        broken.result(60)
+    assert caught.value.kind is ErrorKind.READ_FAILED and str(caught.value.path) == "broken"
+    assert good.result(60) is None and also.result(60) is None
+    reader.close()
+    assert [bytes(parts[3]) for parts in jobs] == [b"\x05" * 8, bytes(8), b"\x05" * 8]
+    assert len(recorder.loads) == 2
+
+
+def test_an_unexpected_error_does_not_kill_the_thread(source):
+    recorder = Recorder()
+    reader = Reader(source, recorder, threads=1, advise=False)
+    source.gate.set()
+    record, ranges, targets, _ = job(recorder, "good", DEMAND)
+    mismatched = reader.submit(record, ranges, targets * 2)
+    assert isinstance(mismatched.exception(60), ValueError)
+    assert reader.submit(record, ranges, targets).exception(60) is None
+    reader.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_close_finishes_what_is_queued_and_ends_the_threads(source, threads):
+    recorder = Recorder()
+    before = threading.active_count()
+    reader = Reader(source, recorder, threads, advise=False)
+    assert threading.active_count() == before + threads
+    futures = [reader.submit(*job(recorder, f"{n}", PREFETCH)[:3]) for n in range(20)]
+    source.gate.set()
+    reader.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+    assert len(source.order) == 20 and threading.active_count() == before
+    reader.close()
+
+
+@pytest.mark.parametrize("advise", [True, False])
+def test_records_are_complete(source, advise):
+    seen = []
+
+    class Observer:
+        def before(self, ranges, record):
+            seen.append(("before", ranges, record.end_ns))
+            record.cold_bytes = 3
+
+        def after(self, record):
+            seen.append(("after", record.cold_bytes))
+
+    recorder = Recorder(Observer())
+    reader = Reader(source, recorder, threads=1, advise=advise)
+    source.gate.set()
+    record, ranges, targets, _ = job(recorder, "x", DEMAND)
+    reader.submit(record, ranges, targets).result(60)
+    reader.close()
+    assert recorder.loads == [record]
+    assert (record.step, record.layer, record.expert, record.purpose, record.asked_bytes) == (-1, 0, 0, DEMAND, 8)
+    assert 0 < record.submit_ns <= record.start_ns <= record.start_ns + record.advise_ns <= record.end_ns
+    assert record.thread not in (0, threading.get_native_id())
+    assert source.advised == ([ranges] if advise else []) and (record.advise_ns > 0) == advise
+    assert seen == [("before", ranges, 0), ("after", 3)]
+
+
+def test_widening_is_exact_for_every_bf16_pattern():
+    """Also infinities, NaN and subnormals: the upper half of an fp32 is its bf16."""
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+
+    class Source:
+        def read(self, piece, memory):
+            memory[:] = patterns.tobytes()
+
+    recorder = Recorder()
+    reader = Reader(Source(), recorder, threads=1, advise=False)
+    record, ranges, targets, memory = job(recorder, "x", DEMAND, nbytes=patterns.nbytes, widen=True)
+    reader.submit(record, ranges, targets).result(60)
+    reader.close()
+    assert np.array_equal(np.frombuffer(memory, np.uint32), patterns.astype(np.uint32) << 16)
