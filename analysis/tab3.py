@@ -42,7 +42,7 @@ HOST_WORDS = {
     "hw_model": "{}",
     "cpu_model": "{}",
     "cores_logical": "{} cores",
-    "hypervisor": "under {}",
+    "hypervisor": "hypervisor: {}",
     "filesystem": "checkpoint on {}",
     "mlx_version": "mlx {}",
     "mlx_device": "mlx device {}",
@@ -149,7 +149,9 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
 def _header(session: Session, table: pd.DataFrame, ratios: PairRatios) -> list[str]:
     info, void = session.info, session.void_reasons
     facts = "; ".join(
-        words.format(info.host[key]) for key, words in HOST_WORDS.items() if info.host.get(key) is not None
+        words.format({True: "yes", False: "no"}.get(info.host[key], info.host[key]))
+        for key, words in HOST_WORDS.items()
+        if info.host.get(key) is not None
     )
     ram = info.host.get("ram_bytes")
     host = "; ".join(filter(None, (facts, f"{ram / GIB:.0f} GiB of memory" if ram else "")))

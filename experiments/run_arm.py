@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pandas as pd
 import psutil
 
@@ -39,8 +40,8 @@ from experiments.decoders import Decoder, ResidentDecoder, StreamedDecoder
 from experiments.observer import CacheObserver
 
 MAX_WARMUPS = 5  # times that a request is warmed up before a run gives up on a steady state
-STEADY_COLD_SHARE = 0.08  # their cold shares differ by less
-STEADY_LOADS = 0.15  # and their loads by less than this share
+STEADY_ERRORS = 3.0  # two windows agree when they differ by fewer standard errors of their steps' scatter
+STEADY_SHARE = 0.05  # or by less than this: of the loads, or as a share of cold bytes
 FOREIGN_SHARE, FOREIGN_BYTES = 0.25, 64 << 20  # reads of others that make a run void
 
 
@@ -135,13 +136,11 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "token_hash": _digest([*spec.prompt, *spec.warmup_tokens, *spec.timed_tokens]),
             "output_hash": _digest(outputs),
         }
-        reasons = list(void_reasons(row, timed, condition, swap != system_swap_counters(), files))
+        reasons = list(void_reasons(row, timed, condition, swap != system_swap_counters()))
         return row | {"void": bool(reasons), "void_reason": "; ".join(reasons)}, steps, loads
 
 
-def void_reasons(
-    row: dict[str, Any], timed: pd.DataFrame, condition: Condition, swapped: bool, files: dict[Path, FilePages]
-) -> Iterator[str]:
+def void_reasons(row: dict[str, Any], timed: pd.DataFrame, condition: Condition, swapped: bool) -> Iterator[str]:
     """Why a run may not speak: something was dropped, the machine swapped, or the condition did not hold."""
     if row["dropped"]:
         yield f"{row['dropped']} routed experts were dropped"
@@ -176,35 +175,43 @@ def _decoder(spec: RunSpec, config: ModelConfig, layout: ExpertLayout, observer:
 
 
 def _warm_up(decoder: Decoder, spec: RunSpec) -> tuple[int, bool]:
-    """Warm up until loads and cold share of the two halves of a warm-up agree; returns (steps, whether they did).
+    """Warm up until loads and cold share agree in the last two thirds of a warm-up; returns (steps, whether they did).
 
     A warm-up is a new request, its prompt and all warm-up tokens: however often it takes, the timed steps begin in the
-    same context in every arm, while bank and page cache live on.
+    same context in every arm, while bank and page cache live on. Its first third still feels the prompt, which goes
+    through more experts than memory holds.
     """
-    half = max(1, len(spec.warmup_tokens) // 2)
+    window = max(1, len(spec.warmup_tokens) // 3)
     for attempt in range(1, MAX_WARMUPS + 1):
         decoder.begin(spec.prompt)
         for token in spec.warmup_tokens:
             decoder.step(token)
         last = decoder.recorder.step
-        if _agree(_window(decoder.recorder, last - half, half), _window(decoder.recorder, last, half), half):
+        before, after = (_window(decoder.recorder, end, window) for end in (last - window, last))
+        if _agree(before[0], after[0], STEADY_SHARE * np.mean(before[0])) and _agree(before[1], after[1], STEADY_SHARE):
             return attempt * len(spec.warmup_tokens), True
     return MAX_WARMUPS * len(spec.warmup_tokens), False
 
 
-def _window(recorder: Recorder, last: int, steps: int) -> tuple[int, float]:
-    """(loads, cold share) of some steps up to `last`."""
-    within = [load for load in recorder.loads if last - steps < load.step <= last]
-    asked = sum(load.asked_bytes for load in within)
-    cold = sum(max(0, load.cold_bytes) for load in within)
-    return len(within), cold / asked if asked else 0.0
+def _window(recorder: Recorder, last: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(loads, cold share) of each of some steps up to `last`."""
+    loads, asked, cold = np.zeros(steps), np.zeros(steps), np.zeros(steps)
+    for load in recorder.loads:
+        place = load.step - (last - steps + 1)
+        if 0 <= place < steps:
+            loads[place] += 1
+            asked[place] += load.asked_bytes
+            cold[place] += max(0, load.cold_bytes)
+    return loads, cold / np.maximum(asked, 1)
 
 
-def _agree(a: tuple[int, float], b: tuple[int, float], steps: int) -> bool:
-    """Whether two windows differ by no more than chance: few loads more or less, or too few to speak of a share."""
-    most = max(a[0], b[0])
-    loads = abs(a[0] - b[0]) <= max(STEADY_LOADS * most, 3 * most**0.5)
-    return loads and (abs(a[1] - b[1]) <= STEADY_COLD_SHARE or min(a[0], b[0]) < 4 * steps)
+def _agree(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
+    """Whether the means of two windows differ by no more than their steps' own scatter, or by less than a trifle.
+
+    Steps differ in what they route, so that windows of a steady arm differ too.
+    """
+    scatter = np.sqrt((np.var(a) + np.var(b)) / len(a))
+    return bool(abs(np.mean(a) - np.mean(b)) <= max(tolerance, STEADY_ERRORS * scatter))
 
 
 def load_rows(recorder: Recorder, spec: RunSpec) -> pd.DataFrame:

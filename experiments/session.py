@@ -56,7 +56,7 @@ class SessionOptions:
     rounds: int = 3
     timed_steps: int = 20
     warmup_steps: int = 12
-    prompt_tokens: int = 12
+    prompt_tokens: int = 8
     bank: float = 0.25
     lora: bool = True
     adapter_k: int | None = None

@@ -8,12 +8,15 @@ import shutil
 
 import mlx.core as mx
 import pytest
+from hypothesis import settings
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from edge0 import Edge0Error, find_tier, synthesise
 
 mx.set_default_device(mx.cpu)
+settings.register_profile("edge0", deadline=None)  # a slow machine is no failure
+settings.load_profile("edge0")
 
 TIER_NAMES = ("unit-35b", "unit-8b")
 

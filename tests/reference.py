@@ -93,7 +93,7 @@ def stock_logits(model, prompt=PROMPT, tokens=TOKENS):
 
 
 def unpack(weight, scales, biases, bits):
-    """fp32 values of an affine quantised matrix `[..., out, in]`; scales and biases are widened before they are used."""
+    """fp32 values of an affine quantised matrix `[..., out, in]`; scales and biases are widened before use."""
     words = np.array(weight)
     codes = (words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32)) & np.uint32(2**bits - 1)
     codes = codes.reshape(*words.shape[:-1], -1).astype(np.float32)

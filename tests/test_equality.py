@@ -54,14 +54,14 @@ def test_exact_path_equals_stock_mlx_lm(checkpoint, k):
     assert same_bits(run(checkpoint, k=k, **EXACT), stock(checkpoint, k))
 
 
-@pytest.mark.parametrize("k", [2, 8])
+@pytest.mark.parametrize("k", [4])
 def test_exact_path_with_lora_equals_stock_mlx_lm_with_lora(checkpoint, k):
     logits = run(checkpoint, k=k, prerouter="off")
     assert same_bits(logits, stock(checkpoint, k, lora=True))
     assert not same_bits(logits, stock(checkpoint, k))
 
 
-@pytest.mark.parametrize("k", [2, 4, 8])
+@pytest.mark.parametrize("k", [4, 8])
 def test_staged_path_fed_with_the_routers_own_routes_equals_stock_mlx_lm(checkpoint, k):
     """A first, exact run says what each layer routes; in a second, all layers are fed that as their prediction."""
     reference = stock(checkpoint, k)
@@ -101,18 +101,18 @@ def test_staged_path_fed_with_the_routers_own_routes_equals_stock_mlx_lm(checkpo
 
 @pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
 def test_the_papers_stacks_equal_the_bank(checkpoint, prerouter):
-    bank = run(checkpoint, k=4, prerouter=prerouter)
-    assert same_bits(run(checkpoint, k=4, prerouter=prerouter, **PAPER), bank)
-    assert same_bits(run(checkpoint, k=4, prerouter=prerouter, assembly="stack", tokens=SHORT), bank[:9])
+    bank = run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter)
+    assert same_bits(run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter, **PAPER), bank)
+    assert same_bits(run(checkpoint, SHORT[:3], k=4, prerouter=prerouter, assembly="stack"), bank[:4])
 
 
 def test_advice_changes_no_bit(checkpoint):
-    assert same_bits(run(checkpoint, k=4, prerouter="advise"), run(checkpoint, k=4, prerouter="off"))
+    assert same_bits(*(run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter) for prerouter in ("advise", "off")))
 
 
 def test_routing_by_prediction_differs_from_routing_by_the_router(checkpoint):
     """Otherwise the equalities between arms would say nothing about predictions."""
-    route, off = run(checkpoint, k=4, prerouter="route"), run(checkpoint, k=4, prerouter="off")
+    route, off = (run(checkpoint, SHORT, k=4, prerouter=prerouter) for prerouter in ("route", "off"))
     assert same_bits(route[0], off[0])
     assert not same_bits(route[2:], off[2:])
 
@@ -121,15 +121,17 @@ def test_routing_by_prediction_differs_from_routing_by_the_router(checkpoint):
 def test_launch_groups_change_no_bit(checkpoint, prerouter):
     with Engine(checkpoint, EngineOptions(k=2)) as engine:
         most = len(engine.schedule.predicted)
-    runs = [run(checkpoint, SHORT, k=2, prerouter=prerouter, launch_groups=groups) for groups in range(1, most + 1)]
-    assert len(runs) >= 5 and all(same_bits(logits, runs[0]) for logits in runs[1:])
+    assert most >= 5
+    chosen = range(1, most + 1) if prerouter == "route" else (1, most)
+    runs = [run(checkpoint, SHORT[:5], k=2, prerouter=prerouter, launch_groups=groups) for groups in chosen]
+    assert all(same_bits(logits, runs[0]) for logits in runs[1:])
 
 
 @pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
 def test_bank_at_its_floor_equals_a_bank_of_everything(checkpoint, prerouter):
     options = {"k": 2, "prerouter": prerouter}
-    small = run(checkpoint, bank_bytes=floor_bytes(checkpoint, **options), **options)
-    assert same_bits(small, run(checkpoint, bank_bytes=WHOLE, **options))
+    small = run(checkpoint, SHORT, bank_bytes=floor_bytes(checkpoint, **options), **options)
+    assert same_bits(small, run(checkpoint, SHORT, bank_bytes=WHOLE, **options))
 
 
 def test_prefill_in_blocks_of_experts_equals_one_block(checkpoint):
@@ -169,8 +171,8 @@ def test_prefill_chunks_longer_than_one_change_no_bit_of_8b_without_predictions(
 
 @pytest.mark.parametrize("arm", [{}, PAPER, {"prerouter": "advise"}, None], ids=["exact", "paper", "advise", "stock"])
 def test_paths_stay_near_the_dequantised_reference(checkpoint, arm):
-    logits = stock(checkpoint, 4) if arm is None else run(checkpoint, **({"k": 4} | EXACT | arm))
-    assert relative_l2(logits, dequantised(checkpoint, 4)) < 0.01
+    logits = stock(checkpoint, 4) if arm is None else run(checkpoint, SHORT, **({"k": 4} | EXACT | arm))
+    assert relative_l2(logits, dequantised(checkpoint, 4)[: len(logits)]) < 0.01
 
 
 def test_predicted_routes_stay_near_the_dequantised_sequence(checkpoint):

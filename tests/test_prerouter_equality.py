@@ -9,24 +9,31 @@ from edge0 import Engine, EngineOptions
 STEPS = TOKENS[:20]
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["plain", "lora"])
-@pytest.mark.parametrize("feature", ["executed", "teacher"])
-@pytest.mark.parametrize("k", [2, 8])
-def test_decode_equals_the_shifted_sequence(tier, checkpoint, k, feature, lora):
+@pytest.mark.parametrize(
+    ("k", "feature", "lora", "prompt"),
+    [
+        (2, "executed", False, PROMPT),
+        (8, "executed", True, PROMPT),
+        (4, "teacher", False, PROMPT),
+        (8, "teacher", True, PROMPT[:2]),
+        (8, "executed", False, PROMPT[:1]),
+    ],
+)
+def test_decode_equals_the_shifted_sequence(tier, checkpoint, k, feature, lora, prompt):
     rows, sets = [], []
     with Engine(checkpoint, EngineOptions(k=k, feature=feature, lora=lora)) as engine:
         request = engine.new_request()
-        rows.append(np.array(engine.prefill(request, PROMPT)))
+        rows.append(np.array(engine.prefill(request, prompt)))
         for token in STEPS:
             rows.append(np.array(engine.step(request, token)))
             sets.append(executed_sets(engine))
         request.release()
         predicted = engine.schedule.predicted
-    expected, executor = sequence_run(checkpoint, k, PROMPT, STEPS, lora=lora, teacher=feature == "teacher")
+    expected, executor = sequence_run(checkpoint, k, prompt, STEPS, lora=lora, teacher=feature == "teacher")
 
     assert list(predicted) == executor.predicted
     for number, chosen in enumerate(sets):
-        position = len(PROMPT) + number
+        position = len(prompt) + number
         for layer, route in executor.executed.items():
             assert chosen[layer] == frozenset(np.array(route[0, position]).tolist()), (layer, position)
     if tier.family.tag == "35b":

@@ -64,10 +64,10 @@ def test_many_requests_leave_no_slot_pinned(checkpoint, prerouter, bank):
         options = floor_options(checkpoint, k=2, prerouter=prerouter)
     with Engine(checkpoint, options) as engine:
         runs = []
-        for steps in (0, 1, 2, 6, 2):
-            runs.append(engine_logits(engine, PROMPT, SHORT[:steps]))
+        for steps in (0, 1, 4, 2):
+            runs.append(engine_logits(engine, PROMPT[:7], SHORT[:steps]))
             assert pins(engine) == 0
-        assert all(same_bits(logits, runs[3][: len(logits)]) for logits in runs)
+        assert all(same_bits(logits, runs[2][: len(logits)]) for logits in runs)
         assert engine.recorder.dropped == 0
 
 
@@ -84,6 +84,34 @@ def test_two_requests_can_take_turns(checkpoint):
             request.release()
         assert pins(engine) == 0
     assert all(same_bits(np.stack(row), logits) for row, logits in zip(rows, alone, strict=True))
+
+
+def test_a_prompt_may_come_in_two_calls(tier, checkpoint):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        whole = engine_logits(engine, PROMPT, SHORT)
+        request = engine.new_request()
+        engine.prefill(request, PROMPT[:9])
+        rows = [np.array(engine.prefill(request, PROMPT[9:]))]
+        rows += [np.array(engine.step(request, token)) for token in SHORT]
+        request.release()
+        assert pins(engine) == 0
+    if tier.family.tag == "35b":
+        assert same_bits(np.stack(rows), whole)
+    else:
+        np.testing.assert_allclose(np.stack(rows), whole, rtol=0, atol=1e-5)
+
+
+def test_a_prediction_serves_the_next_token_and_not_one_after_more_of_a_prompt(checkpoints):
+    """35b routes its first decode step natively, so that step may as well have been part of the prompt."""
+    with Engine(checkpoints["unit-35b"], EngineOptions(k=2)) as engine:
+        once = engine_logits(engine, PROMPT, TOKENS[:1])[1]
+        request = engine.new_request()
+        engine.prefill(request, PROMPT[:8])
+        engine.step(request, PROMPT[8])
+        engine.prefill(request, PROMPT[9:])
+        logits = np.array(engine.step(request, TOKENS[0]))
+        request.release()
+        assert same_bits(logits, once) and pins(engine) == 0
 
 
 # --- failures ------------------------------------------------------------------------------------------------------
@@ -123,10 +151,10 @@ def fail(engine, request, fault, purpose):
     """Drive `request` into a read error of `purpose`."""
     if purpose == PREFILL:
         fault.purpose = purpose
-        engine.prefill(request, PROMPT)
-    engine.prefill(request, PROMPT)
+        engine.prefill(request, PROMPT[:7])
+    engine.prefill(request, PROMPT[:7])
     for number, token in enumerate(TOKENS):
-        if number == 3:
+        if number == 1:
             fault.purpose = purpose
         engine.step(request, token)
 
@@ -136,8 +164,8 @@ def test_a_read_error_ends_the_request_and_nothing_else(checkpoint, monkeypatch,
     options = floor_options(checkpoint, k=2, prerouter=prerouter)
     fault = Fault(monkeypatch)
     with Engine(checkpoint, options, observer=fault) as engine:
-        expected = engine_logits(engine, PROMPT, SHORT)
-        for _ in range(3):
+        expected = engine_logits(engine, PROMPT[:7], SHORT[:3])
+        for _ in range(2):
             request = engine.new_request()
             shard = engine.layout.paths[0].parent
             refused(ErrorKind.READ_FAILED, lambda r=request: fail(engine, r, fault, purpose), shard, "bytes")
@@ -145,7 +173,7 @@ def test_a_read_error_ends_the_request_and_nothing_else(checkpoint, monkeypatch,
             fault.purpose = None
             request.release()
             assert pins(engine) == 0
-            assert same_bits(engine_logits(engine, PROMPT, SHORT), expected)
+            assert same_bits(engine_logits(engine, PROMPT[:7], SHORT[:3]), expected)
             assert pins(engine) == 0 and engine.recorder.dropped == 0
 
 

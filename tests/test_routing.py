@@ -130,9 +130,7 @@ def test_shapes(checkpoint):
     assert indices.dtype == mx.uint32 and weights.dtype == mx.float32
 
 
-@pytest.mark.parametrize(
-    ("name", "bad", "ceiling"), [("unit-35b", (0, -1, 33), 32), ("unit-8b", (0, -1, 17, 32), 16)]
-)
+@pytest.mark.parametrize(("name", "bad", "ceiling"), [("unit-35b", (0, -1, 33), 32), ("unit-8b", (0, -1, 17, 32), 16)])
 def test_k_bounds(checkpoints, refused, name, bad, ceiling):
     """8b: no more than the experts of the groups that may be selected."""
     config = read_config(checkpoints[name])

@@ -167,16 +167,22 @@ class Bank:
         if slot is not None:
             self._free.remove(slot)
             return slot
-        unpinned = [key for key, slot in self._slot_of.items() if not self._pins[slot]]
-        if not unpinned:
+        candidate = None
+        for key, slot in self._slot_of.items():
+            if self._pins[slot]:
+                continue
+            if key not in self._loading or self._loading[key].done():
+                candidate = key
+                break
+            candidate = candidate or key
+        if candidate is None:
             raise Edge0Error(
                 ErrorKind.BANK_TOO_SMALL,
                 "every slot of the bank is in use",
                 expected="a free slot",
                 found=self.capacity,
             )
-        key = next((key for key in unpinned if key not in self._loading or self._loading[key].done()), unpinned[0])
-        future = self._loading.pop(key, None)
+        future = self._loading.pop(candidate, None)
         if future is not None:
             wait([future])
-        return self._slot_of.pop(key)
+        return self._slot_of.pop(candidate)

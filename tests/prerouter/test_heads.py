@@ -98,7 +98,8 @@ def test_warm_started_heads_without_their_correction_are_the_next_layers_router(
         for owners in engine.schedule.owner_groups:
             one_hots = [engine.heads.one_hot(seen[owner].indices[:, -1:]) for owner in owners]
             rows = [
-                engine.heads.feature(seen[owner].x[:, -1:], hot, hot) for owner, hot in zip(owners, one_hots, strict=True)
+                engine.heads.feature(seen[owner].x[:, -1:], hot, hot)
+                for owner, hot in zip(owners, one_hots, strict=True)
             ]
             logits = np.array(engine.heads(owners, mx.concatenate(rows)))
             for number, owner in enumerate(owners):

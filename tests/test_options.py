@@ -1,0 +1,82 @@
+"""Options: each value that is refused, and the size of the bank."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.options import EngineOptions, option_names
+
+
+def test_defaults():
+    options = EngineOptions()
+    assert (options.prerouter, options.lora, options.io, options.assembly) == ("route", True, "pread", "bank")
+    assert options.hidden_clip == 1000 and options.feature == "executed" and options.k is None
+    assert option_names() == tuple(field.name for field in dataclasses.fields(options))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.k = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("prerouter", "on", "route or advise or off"),
+        ("prerouter", None, "route or advise or off"),
+        ("feature", "student", "executed or teacher"),
+        ("io", "direct", "pread or mmap"),
+        ("assembly", "slots", "bank or stack"),
+        *[
+            (name, value, "an integer >= 1")
+            for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk")
+            for value in (0, -1, 1.5, "4", True)
+        ],
+        ("hidden_clip", 0, "a positive number"),
+        ("hidden_clip", -1.0, "a positive number"),
+        ("hidden_clip", float("nan"), "a positive number"),
+    ],
+)
+def test_each_option_is_checked(refused, name, value, expected):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(**{name: value}), f"option {name}", expected, repr(value))
+
+
+@pytest.mark.parametrize("name", ["reader_threads", "launch_groups", "prefill_chunk"])
+def test_options_that_must_have_a_value(refused, name):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(**{name: None}), f"option {name}")
+
+
+def test_page_faults_need_the_papers_stacks(refused):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(io="mmap"), "assembly", "stack with io=mmap", "bank")
+    assert EngineOptions(io="mmap", assembly="stack").io == "mmap"
+    assert EngineOptions(assembly="stack").assembly == "stack"
+
+
+def test_the_default_bank_is_twice_the_floor_and_no_more_than_all_experts():
+    assert EngineOptions().bank_slots(slot_bytes=1000, floor=20, ceiling=100) == 40
+    assert EngineOptions().bank_slots(slot_bytes=1000, floor=80, ceiling=100) == 100
+
+
+def test_a_bank_below_its_floor_names_the_floor(refused):
+    options = EngineOptions(bank_bytes=19_999)
+    refused(
+        ErrorKind.BANK_TOO_SMALL,
+        lambda: options.bank_slots(slot_bytes=1000, floor=20, ceiling=100),
+        "at least 20000 bytes (20 slots of 1000)",
+        "19999 bytes (19 slots)",
+    )
+
+
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300), st.integers(1, 2_000_000))
+def test_bank_slots(slot_bytes, floor, ceiling, bank_bytes):
+    """As many slots as the bytes hold and there are experts; refused only below what is needed at the most."""
+    needed = min(floor, ceiling)
+    try:
+        slots = EngineOptions(bank_bytes=bank_bytes).bank_slots(slot_bytes, floor, ceiling)
+    except Edge0Error as error:
+        assert error.kind is ErrorKind.BANK_TOO_SMALL and bank_bytes < needed * slot_bytes
+        # What the line asks for is accepted, and one byte less is not: it is the floor.
+        assert f"at least {needed * slot_bytes} bytes ({needed} slots" in str(error)
+        assert EngineOptions(bank_bytes=needed * slot_bytes).bank_slots(slot_bytes, floor, ceiling) == needed
+    else:
+        assert slots == min(bank_bytes // slot_bytes, ceiling) >= needed
