@@ -63,7 +63,9 @@ class Engine:
         heads = open_adapter(self.directory, config.family, "prerouter", adapter_k) if routes else None
         lora = open_adapter(self.directory, config.family, "lora", adapter_k) if options.lora else None
         self.schedule = (
-            Schedule.of(config, heads.owners, options.launch_groups) if heads else Schedule.without_heads(config)
+            Schedule.of(config, heads.owners, options.launch_groups, heads.header.path)
+            if heads
+            else Schedule.without_heads(config)
         )
         slot = slot_bytes(self.layout.specs, self.dtype)
         slots = options.bank_slots(slot, self.floor_slots, len(self.layout.records()))
@@ -110,7 +112,9 @@ class Engine:
         Raises:
             Edge0Error: PROMPT_INVALID, READ_FAILED.
         """
-        self._check_tokens(tokens)
+        self._check_tokens(request, tokens)
+        request.release()  # a prompt that goes on ends what was predicted and remembered
+        request.history = {}
         for start in range(0, len(tokens), self.options.prefill_chunk):
             chunk = tokens[start : start + self.options.prefill_chunk]
             with self._pass(request, decoding=False) as running:
@@ -133,7 +137,7 @@ class Engine:
         Raises:
             Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
         """
-        self._check_tokens([token])
+        self._check_tokens(request, [token])
         with self._pass(request) as running:
             h = self.model.embed(mx.array([[token]]))
             running.masks = self.model.masks(h, request.cache)
@@ -269,7 +273,7 @@ class Engine:
         for lease in leases:
             lease.release()
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, request: Request, tokens: Sequence[int]) -> None:
         if not tokens:
             raise Edge0Error(ErrorKind.PROMPT_INVALID, "the prompt is empty", expected="at least one token", found=0)
         wrong = next((token for token in tokens if not 0 <= token < self.config.vocab), None)
@@ -279,4 +283,12 @@ class Engine:
                 "a token is outside the vocabulary",
                 expected=f"0 to {self.config.vocab - 1}",
                 found=wrong,
+            )
+        limit = self.config.text.get("max_position_embeddings")
+        if limit is not None and request.tokens + len(tokens) > limit:
+            raise Edge0Error(
+                ErrorKind.PROMPT_INVALID,
+                "the request is longer than the model's context",
+                expected=f"up to {limit} tokens",
+                found=request.tokens + len(tokens),
             )

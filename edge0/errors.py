@@ -53,6 +53,7 @@ class ErrorKind(enum.Enum):
     OUTPUT_UNWRITABLE = "an output cannot be written"
     # --- while serving -----------------------------------------------------------------------------------------
     READ_FAILED = "the storage returned an error or fewer bytes than asked for while an expert was read"
+    EXPERT_ABSENT = "a layer routed to an expert that is not in memory; it is never replaced by a zero"
     PROMPT_INVALID = "a prompt is empty, too long, or holds a token outside the vocabulary"
     NUMERIC = "a logit is not a finite number"
     PROBE_UNAVAILABLE = "the page-cache state of the checkpoint cannot be read on this machine"

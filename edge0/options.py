@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
 from edge0.errors import Edge0Error, ErrorKind
@@ -37,8 +37,8 @@ class EngineOptions:
             if choices and all(isinstance(choice, str) for choice in choices):
                 self._require(name, getattr(self, name) in choices, " or ".join(choices))
         for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk"):
-            value = getattr(self, name)
-            self._require(name, value is None or (type(value) is int and value >= 1), "an integer >= 1")
+            value, may_be_none = getattr(self, name), name in ("k", "adapter_k", "bank_bytes")
+            self._require(name, value is None and may_be_none or type(value) is int and value >= 1, "an integer >= 1")
         self._require("hidden_clip", self.hidden_clip is None or self.hidden_clip > 0, "a positive number or none")
         self._require("assembly", self.assembly == "stack" or self.io == "pread", "stack with io=mmap")
 
@@ -56,8 +56,8 @@ class EngineOptions:
         """
         if self.bank_bytes is None:
             return min(2 * floor, ceiling)
-        slots = min(self.bank_bytes // slot_bytes, ceiling)
-        if slots < min(floor, ceiling):
+        slots, floor = min(self.bank_bytes // slot_bytes, ceiling), min(floor, ceiling)
+        if slots < floor:
             raise Edge0Error(
                 ErrorKind.BANK_TOO_SMALL,
                 "the bank cannot hold one token's experts and the prefetch for the next",
@@ -66,7 +66,3 @@ class EngineOptions:
                 hint="give it more memory, or lower K",
             )
         return slots
-
-
-def option_names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(EngineOptions))

@@ -25,6 +25,7 @@ class Sampling:
             ("temperature", self.temperature >= 0, ">= 0"),
             ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
             ("top_k", self.top_k >= 0, ">= 0 (0: off)"),
+            ("seed", 0 <= self.seed < 2**64, "0 to 2**64 - 1"),
         ):
             if not holds:
                 raise Edge0Error(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edge0.errors import Edge0Error, ErrorKind
 
@@ -34,6 +34,7 @@ class Family:
     last_layer_predicted: bool  # 35b computes a prediction for its last layer and never uses it
     first_step_predicted: bool  # 8b's heads also run on the prompt's last position
     k_served: int
+    shape_fields: tuple[str, ...]  # further positive integers that the tensors' shapes depend on
 
 
 QWEN = Family(
@@ -48,6 +49,18 @@ QWEN = Family(
     last_layer_predicted=False,
     first_step_predicted=False,
     k_served=4,
+    shape_fields=(
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "full_attention_interval",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+        "shared_expert_intermediate_size",
+    ),
 )
 LING = Family(
     name="ling",
@@ -61,6 +74,20 @@ LING = Family(
     last_layer_predicted=True,
     first_step_predicted=True,
     k_served=8,
+    shape_fields=(
+        "intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "num_attention_heads",
+        "num_shared_experts",
+        "layer_group_size",
+        "head_dim",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "short_conv_kernel_size",
+    ),
 )
 FAMILIES = {family.architecture: family for family in (QWEN, LING)}
 
@@ -125,7 +152,8 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
     if not isinstance(raw, dict):
         raise Edge0Error(ErrorKind.CONFIG_MALFORMED, "is not a JSON object", path=path)
     names = raw.get("architectures")
-    family = next((FAMILIES[name] for name in names if name in FAMILIES), None) if isinstance(names, list) else None
+    known = [name for name in names if isinstance(name, str) and name in FAMILIES] if isinstance(names, list) else []
+    family = FAMILIES[known[0]] if known else None
     if family is None:
         raise Edge0Error(
             ErrorKind.CONFIG_FAMILY,
@@ -166,25 +194,23 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
         groups=field("n_group") if grouped else 1,
         groups_kept=field("topk_group") if grouped else 1,
     )
+    for key in family.shape_fields:
+        field(key)
+
+    def refuse(key: str, detail: str, expected: str, found: object) -> NoReturn:
+        raise Edge0Error(ErrorKind.CONFIG_MALFORMED, detail, path=path, tensor=key, expected=expected, found=found)
+
     if config.experts % config.groups:
-        raise Edge0Error(
-            ErrorKind.CONFIG_MALFORMED,
-            f"{config.experts} experts do not divide into groups",
-            path=path,
-            tensor="n_group",
-            expected=f"a divisor of {config.experts}",
-            found=config.groups,
-        )
+        refuse("n_group", f"{config.experts} experts do not divide", f"a divisor of {config.experts}", config.groups)
+    if config.groups_kept > config.groups:
+        refuse("topk_group", "more groups are kept than there are", f"up to {config.groups}", config.groups_kept)
+    quantization = raw.get("quantization", raw.get("quantization_config"))
+    stated = [quantization.get(key) for key in ("bits", "group_size")] if isinstance(quantization, dict) else None
+    if stated != [EXPERT_BITS, GROUP_SIZE]:
+        refuse("quantization", "not the released quantisation", f"{EXPERT_BITS} bits, groups of {GROUP_SIZE}", stated)
     for key, width in (("hidden_size", config.hidden), ("moe_intermediate_size", config.expert_width)):
         if width % GROUP_SIZE:
-            raise Edge0Error(
-                ErrorKind.CONFIG_MALFORMED,
-                "is not a multiple of the quantisation group",
-                path=path,
-                tensor=key,
-                expected=f"a multiple of {GROUP_SIZE}",
-                found=width,
-            )
+            refuse(key, "is not a multiple of the quantisation group", f"a multiple of {GROUP_SIZE}", width)
     return config
 
 

@@ -273,7 +273,7 @@ def busy_ms(loads: pd.DataFrame) -> float:
 def _predicted(spec: RunSpec, config: ModelConfig) -> tuple[int, ...]:
     """The layers that heads would predict, in every arm, so that arms compare the same layers."""
     adapter = open_adapter(Path(spec.model), config.family, "prerouter", spec.adapter_k or spec.k)
-    return predicted_layers(config, adapter.owners)
+    return predicted_layers(config, adapter.owners, adapter.header.path)
 
 
 def _device_reads() -> int:

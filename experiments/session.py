@@ -124,7 +124,7 @@ def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
             open_adapter(Path(options.model), config.family, kind, options.adapter_k or k)
             for kind in (("prerouter", "lora") if options.lora else ("prerouter",))
         ]
-        schedule = Schedule.of(config, adapters[0].owners, options.launch_groups)
+        schedule = Schedule.of(config, adapters[0].owners, options.launch_groups, adapters[0].header.path)
         engine.bank_slots(slot, schedule.floor_slots(config, k), len(layout.records()))
     return config, layout
 

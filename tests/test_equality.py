@@ -26,12 +26,12 @@ from edge0.telemetry.loads import PREFETCH
 EXACT = {"prerouter": "off", "lora": False}
 PAPER = {"io": "mmap", "assembly": "stack"}
 WHOLE = 1 << 30  # bytes: more than all experts of a unit tier
-SHORT = TOKENS[:8]
 
 
-def run(checkpoint, tokens=TOKENS, prompt=PROMPT, **options):
+@functools.cache
+def run(checkpoint, steps=24, **options):
     with Engine(checkpoint, EngineOptions(**options)) as engine:
-        logits = engine_logits(engine, prompt, tokens)
+        logits = engine_logits(engine, PROMPT, TOKENS[:steps])
         assert engine.recorder.dropped == 0
     return logits
 
@@ -54,11 +54,10 @@ def test_exact_path_equals_stock_mlx_lm(checkpoint, k):
     assert same_bits(run(checkpoint, k=k, **EXACT), stock(checkpoint, k))
 
 
-@pytest.mark.parametrize("k", [4])
-def test_exact_path_with_lora_equals_stock_mlx_lm_with_lora(checkpoint, k):
-    logits = run(checkpoint, k=k, prerouter="off")
-    assert same_bits(logits, stock(checkpoint, k, lora=True))
-    assert not same_bits(logits, stock(checkpoint, k))
+def test_exact_path_with_lora_equals_stock_mlx_lm_with_lora(checkpoint):
+    logits = run(checkpoint, k=4, prerouter="off")
+    assert same_bits(logits, stock(checkpoint, 4, lora=True))
+    assert not same_bits(logits, stock(checkpoint, 4))
 
 
 @pytest.mark.parametrize("k", [4, 8])
@@ -101,18 +100,18 @@ def test_staged_path_fed_with_the_routers_own_routes_equals_stock_mlx_lm(checkpo
 
 @pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
 def test_the_papers_stacks_equal_the_bank(checkpoint, prerouter):
-    bank = run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter)
-    assert same_bits(run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter, **PAPER), bank)
-    assert same_bits(run(checkpoint, SHORT[:3], k=4, prerouter=prerouter, assembly="stack"), bank[:4])
+    bank = run(checkpoint, 12, k=4, prerouter=prerouter)
+    assert same_bits(run(checkpoint, 12, k=4, prerouter=prerouter, **PAPER), bank)
+    assert same_bits(run(checkpoint, 3, k=4, prerouter=prerouter, assembly="stack"), bank[:4])
 
 
 def test_advice_changes_no_bit(checkpoint):
-    assert same_bits(*(run(checkpoint, TOKENS[:12], k=4, prerouter=prerouter) for prerouter in ("advise", "off")))
+    assert same_bits(*(run(checkpoint, 12, k=4, prerouter=prerouter) for prerouter in ("advise", "off")))
 
 
 def test_routing_by_prediction_differs_from_routing_by_the_router(checkpoint):
     """Otherwise the equalities between arms would say nothing about predictions."""
-    route, off = (run(checkpoint, SHORT, k=4, prerouter=prerouter) for prerouter in ("route", "off"))
+    route, off = (run(checkpoint, 12, k=4, prerouter=prerouter) for prerouter in ("route", "off"))
     assert same_bits(route[0], off[0])
     assert not same_bits(route[2:], off[2:])
 
@@ -123,26 +122,26 @@ def test_launch_groups_change_no_bit(checkpoint, prerouter):
         most = len(engine.schedule.predicted)
     assert most >= 5
     chosen = range(1, most + 1) if prerouter == "route" else (1, most)
-    runs = [run(checkpoint, SHORT[:5], k=2, prerouter=prerouter, launch_groups=groups) for groups in chosen]
+    runs = [run(checkpoint, 5, k=2, prerouter=prerouter, launch_groups=groups) for groups in chosen]
     assert all(same_bits(logits, runs[0]) for logits in runs[1:])
 
 
 @pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
 def test_bank_at_its_floor_equals_a_bank_of_everything(checkpoint, prerouter):
     options = {"k": 2, "prerouter": prerouter}
-    small = run(checkpoint, SHORT, bank_bytes=floor_bytes(checkpoint, **options), **options)
-    assert same_bits(small, run(checkpoint, SHORT, bank_bytes=WHOLE, **options))
+    small = run(checkpoint, 8, bank_bytes=floor_bytes(checkpoint, **options), **options)
+    assert same_bits(small, run(checkpoint, 8, bank_bytes=WHOLE, **options))
 
 
 def test_prefill_in_blocks_of_experts_equals_one_block(checkpoint):
     """A bank at the floor of K=2 holds a quarter of what the prompt touches in a layer."""
     options = {"k": 2, **EXACT}
     with Engine(checkpoint, EngineOptions(bank_bytes=floor_bytes(checkpoint, **options), **options)) as engine:
-        blocks = engine_logits(engine, PROMPT, SHORT)
+        blocks = engine_logits(engine, PROMPT, TOKENS[:8])
         touched = max(len(loads) for loads in _prefilled(engine).values())
         assert touched > engine.store.capacity // 2
     with Engine(checkpoint, EngineOptions(bank_bytes=WHOLE, **options)) as engine:
-        assert same_bits(blocks, engine_logits(engine, PROMPT, SHORT))
+        assert same_bits(blocks, engine_logits(engine, PROMPT, TOKENS[:8]))
         assert engine.store.capacity // 2 >= engine.config.experts
 
 
@@ -156,14 +155,14 @@ def _prefilled(engine):
 
 @pytest.mark.parametrize("chunk", [1, 7, 19])
 def test_prefill_chunks_change_no_bit_of_35b(checkpoints, chunk):
-    whole = run(checkpoints["unit-35b"], SHORT, k=4)
-    assert same_bits(run(checkpoints["unit-35b"], SHORT, k=4, prefill_chunk=chunk), whole)
+    whole = run(checkpoints["unit-35b"], 8, k=4)
+    assert same_bits(run(checkpoints["unit-35b"], 8, k=4, prefill_chunk=chunk), whole)
 
 
 @pytest.mark.parametrize("chunk", [7, 10])
 def test_prefill_chunks_longer_than_one_change_no_bit_of_8b_without_predictions(checkpoints, chunk):
-    whole = run(checkpoints["unit-8b"], SHORT, k=4, prerouter="off")
-    assert same_bits(run(checkpoints["unit-8b"], SHORT, k=4, prerouter="off", prefill_chunk=chunk), whole)
+    whole = run(checkpoints["unit-8b"], 8, k=4, prerouter="off")
+    assert same_bits(run(checkpoints["unit-8b"], 8, k=4, prerouter="off", prefill_chunk=chunk), whole)
 
 
 # --- the contract of 1% relative L2 --------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def test_prefill_chunks_longer_than_one_change_no_bit_of_8b_without_predictions(
 
 @pytest.mark.parametrize("arm", [{}, PAPER, {"prerouter": "advise"}, None], ids=["exact", "paper", "advise", "stock"])
 def test_paths_stay_near_the_dequantised_reference(checkpoint, arm):
-    logits = stock(checkpoint, 4) if arm is None else run(checkpoint, SHORT, **({"k": 4} | EXACT | arm))
+    logits = stock(checkpoint, 4) if arm is None else run(checkpoint, 8, **({"k": 4} | EXACT | arm))
     assert relative_l2(logits, dequantised(checkpoint, 4)[: len(logits)]) < 0.01
 
 

@@ -285,3 +285,27 @@ def test_close_ends_the_threads_and_the_descriptors(checkpoint):
     engine.close()
     assert readers() == before
     assert len(os.listdir("/dev/fd")) <= len(files)
+
+
+# --- what may not be served ----------------------------------------------------------------------------------------
+
+
+def test_an_expert_that_is_routed_and_not_in_memory_ends_the_step_and_is_counted(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        request = engine.new_request()
+        engine.prefill(request, PROMPT)
+        engine.step(request, TOKENS[0])
+        layer, prediction = next(iter(request.predictions.items()))
+        absent = next(id for id in range(32) if id not in prediction.lease.experts)
+        prediction.ids[..., 0] = absent
+        refused(ErrorKind.EXPERT_ABSENT, lambda: engine.step(request, TOKENS[1]), f"layer {layer}", absent)
+        assert engine.recorder.dropped == 1 and pins(engine) == 0
+
+
+def test_a_request_longer_than_the_context_is_refused(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        request = engine.new_request()
+        refused(ErrorKind.PROMPT_INVALID, lambda: engine.prefill(request, [1] * 4097), 4096, 4097)
+        engine.prefill(request, PROMPT)
+        request.tokens = 4096
+        refused(ErrorKind.PROMPT_INVALID, lambda: engine.step(request, 1), 4096, 4097)

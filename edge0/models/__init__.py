@@ -1,4 +1,4 @@
-"""Loading the two families, streamed or resident, through mlx-lm's own loader.
+"""Loading the two families, streamed or resident, into mlx-lm's own classes.
 
 The streamed model never reads an expert tensor; the resident one is stock mlx-lm on the same bytes, the reference
 of tests and of the `resident` arm. Activations follow the device: fp32 on CPU (bf16 accumulates wrongly there),
@@ -13,13 +13,12 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import checkpoint_tensors
 from edge0.models import ling, qwen
 from edge0.streaming.moe import StreamedMoE
-from edge0.tiers import QWEN, ModelConfig
+from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 
 Model = qwen.ResidentModel | ling.ResidentModel
 
@@ -39,20 +38,36 @@ def load(directory: Path, config: ModelConfig, index: CheckpointIndex, *, stream
         if ".mlp.pregate." not in tensor.name:
             index.require(tensor.name, tensor.dtype, tensor.shape)
     family = qwen if config.family is QWEN else ling
-    base = family.StreamedModel if streamed else family.ResidentModel
+    kind = family.StreamedModel if streamed else family.ResidentModel
+    raw = copy.deepcopy(dict(config.raw))  # mlx-lm writes into the config that it is given
+    model = kind(kind.Args.from_dict(raw))
+    weights = model.sanitize(_tensors(index))
+    _quantise(model, config)
     dtype = activation_dtype()
-
-    class Cast(base):
-        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            clean = super().sanitize(weights)
-            return {key: value if value.dtype == mx.uint32 else value.astype(dtype) for key, value in clean.items()}
-
-    # mlx-lm writes into the config that it is given.
-    raw = copy.deepcopy(dict(config.raw))
-    model, _ = load_model(directory, lazy=True, model_config=raw, get_model_classes=lambda config: (Cast, base.Args))
+    model.load_weights([(key, w if w.dtype == mx.uint32 else w.astype(dtype)) for key, w in weights.items()])
+    weights.clear()
     for _, value in tree_flatten(model.parameters()):
         mx.eval(value)  # one by one: the unconverted copy of only one tensor is alive at a time
     return model.eval()
+
+
+def _quantise(model: nn.Module, config: ModelConfig) -> None:
+    """Make the modules quantised that the checkpoint holds so, at the bits that its tensors were checked to have."""
+    linears = {tensor.linear.name: tensor.linear for tensor in checkpoint_tensors(config) if tensor.linear}
+
+    def quantised(path: str, module: nn.Module) -> bool | dict:
+        linear = linears.get(path.replace(".mlp.switch_mlp.", f".{config.family.experts_key}."))
+        return linear is not None and {"group_size": GROUP_SIZE, "bits": linear.bits}
+
+    nn.quantize(model, GROUP_SIZE, EXPERT_BITS, class_predicate=quantised)
+
+
+def _tensors(index: CheckpointIndex) -> dict[str, mx.array]:
+    """The checkpoint's tensors, not read yet, from the shards that the index names and no other file."""
+    arrays: dict[str, mx.array] = {}
+    for shard in index.shards:
+        arrays |= mx.load(str(shard.path))
+    return {name: array for name, array in arrays.items() if ".mlp.pregate." not in name}
 
 
 def moe_blocks(model: nn.Module) -> dict[int, StreamedMoE]:

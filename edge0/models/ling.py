@@ -1,8 +1,7 @@
 """The 8b family on mlx-lm's own `bailing_moe_v3.Model`: KDA and MLA attention, sigmoid group routing.
 
-The released file differs from what mlx-lm's class reads in three ways, all mended in `sanitize`: routed experts are
-called `experts`, `kv_b_proj` is quantised (the class wants it split into two plain matrices), and 66 tensors of a
-superseded predictor are left in.
+The released file differs from what mlx-lm's class reads in two ways, both mended in `sanitize`: routed experts are
+called `experts`, and `kv_b_proj` is quantised (the class wants it split into two plain matrices).
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class ResidentModel(bailing_moe_v3.Model):
         renamed = {
             key.replace(".mlp.experts.", ".mlp.switch_mlp.").replace("conv1d.conv.", "conv1d."): value
             for key, value in weights.items()
-            if ".mlp.pregate." not in key
         }
         for key in [key for key in renamed if key.endswith("kv_b_proj.scales")]:
             stem = key.removesuffix(".scales")

@@ -16,6 +16,7 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.routing import Router
 from edge0.streaming.experts import expert_mlp
 from edge0.streaming.moe import StreamedMoE
@@ -25,6 +26,7 @@ from edge0.telemetry.loads import COMPUTE, DEMAND, LOADS, PREFILL, Recorder
 class Lease(Protocol):
     """Some experts of one layer that were asked for; see `bank.Lease`."""
 
+    experts: np.ndarray  # sorted ids
     stacks: Sequence[mx.array]
 
     def wait(self) -> None: ...
@@ -89,13 +91,26 @@ class Executor:
     def _staged(self, block: StreamedMoE, x: mx.array, prediction: Prediction) -> tuple[mx.array, mx.array]:
         self.running.executed[block.layer] = Executed(x, prediction.indices)
         self.running.leases.append(prediction.lease)
-        return expert_mlp(x, prediction.lease.positions(prediction.ids), prediction.lease.stacks), prediction.weights
+        return self._apply(block, x, prediction.ids, prediction.lease), prediction.weights
 
     def _exact(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
         lease = self._store.request(block.layer, np.unique(ids), DEMAND)
         self.running.leases.append(lease)
         with self._recorder.waiting(LOADS, block.layer):
             lease.wait()
+        return self._apply(block, x, ids, lease)
+
+    def _apply(self, block: StreamedMoE, x: mx.array, ids: np.ndarray, lease: Lease) -> mx.array:
+        """Apply experts that are in memory; one that was routed and is not there ends the step."""
+        absent = np.setdiff1d(ids, lease.experts)
+        if absent.size:
+            self._recorder.dropped += absent.size
+            raise Edge0Error(
+                ErrorKind.EXPERT_ABSENT,
+                f"layer {block.layer} routed to experts that are not in memory",
+                expected="all of them loaded",
+                found=f"{absent.tolist()} absent",
+            )
         return expert_mlp(x, lease.positions(ids), lease.stacks)
 
     def _blocks(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
@@ -115,8 +130,7 @@ class Executor:
                 with self._recorder.waiting(LOADS, block.layer):
                     lease.wait()
                 pairs = np.flatnonzero(np.isin(flat, experts))
-                positions = lease.positions(flat[pairs])[:, None]
-                output = expert_mlp(rows[mx.array(pairs // k)], positions, lease.stacks)[:, 0]
+                output = self._apply(block, rows[mx.array(pairs // k)], flat[pairs][:, None], lease)[:, 0]
                 with self._recorder.waiting(COMPUTE, block.layer):
                     mx.eval(output)
             finally:

@@ -54,7 +54,7 @@ class Recorder:
     step: int = -1
     loads: list[LoadRecord] = field(default_factory=list)
     waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
-    dropped: int = 0  # routed experts that did not take part; must stay 0
+    dropped: int = 0  # routed experts that were not in memory when their layer was built; each also ended its step
 
     @contextmanager
     def waiting(self, reason: str, layer: int) -> Iterator[None]:

@@ -68,7 +68,8 @@ RELEASED_8B = {
 
 
 def released(name):
-    return parse_config({"35b": RELEASED_35B, "8b": RELEASED_8B}[name], Path("config.json"))
+    raw = {"35b": RELEASED_35B, "8b": RELEASED_8B}[name]
+    return parse_config(raw | {"quantization": {"bits": 4, "group_size": 64}}, Path("config.json"))
 
 
 def kinds(tensors):

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.prerouter.schedule import Schedule, predicted_layers
-from edge0.tiers import TIERS, parse_config
+from edge0.tiers import TIERS, find_tier, parse_config
 
 FIELDS = {"hidden_size": 64, "num_experts": 8, "moe_intermediate_size": 64, "vocab_size": 8}
 
 
 def config_of(family, layers, dense=1):
-    text = FIELDS | {"num_hidden_layers": layers}
-    if family == "35b":
-        raw = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text}
-    else:
-        grouped = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": dense}
-        raw = {"architectures": ["BailingMoeV3ForCausalLM"], **text, **grouped}
+    raw = released_config(find_tier(f"unit-{family}"))
+    text = raw.get("text_config", raw)
+    text |= FIELDS | {"num_hidden_layers": layers}
+    if family == "8b":
+        text |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": dense}
     return parse_config(raw, Path("config.json"))
 
 
