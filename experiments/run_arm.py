@@ -45,6 +45,9 @@ STEADY_SHARE = 0.05  # or by less than this: of the loads, or as a share of cold
 FOREIGN_SHARE, FOREIGN_BYTES = 0.25, 64 << 20  # reads of others that make a run void
 
 
+Window = tuple[np.ndarray, np.ndarray]  # loads and cold share of each step
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """Everything that one arm process is told."""
@@ -175,25 +178,28 @@ def _decoder(spec: RunSpec, config: ModelConfig, layout: ExpertLayout, observer:
 
 
 def _warm_up(decoder: Decoder, spec: RunSpec) -> tuple[int, bool]:
-    """Warm up until loads and cold share agree in the last two thirds of a warm-up; returns (steps, whether they did).
+    """Warm up until loads and cold share hold still; returns (steps, whether they did).
 
     A warm-up is a new request, its prompt and all warm-up tokens: however often it takes, the timed steps begin in the
     same context in every arm, while bank and page cache live on. Its first third still feels the prompt, which goes
-    through more experts than memory holds.
+    through more experts than memory holds. It was steady when its other two thirds agree, or when the last third
+    repeats what the same tokens did in the warm-up before.
     """
     window = max(1, len(spec.warmup_tokens) // 3)
+    previous = None
     for attempt in range(1, MAX_WARMUPS + 1):
         decoder.begin(spec.prompt)
         for token in spec.warmup_tokens:
             decoder.step(token)
         last = decoder.recorder.step
-        before, after = (_window(decoder.recorder, end, window) for end in (last - window, last))
-        if _agree(before[0], after[0], STEADY_SHARE * np.mean(before[0])) and _agree(before[1], after[1], STEADY_SHARE):
+        middle, end = (_window(decoder.recorder, step, window) for step in (last - window, last))
+        if _agree(middle, end) or (previous is not None and _agree(previous, end)):
             return attempt * len(spec.warmup_tokens), True
+        previous = end
     return MAX_WARMUPS * len(spec.warmup_tokens), False
 
 
-def _window(recorder: Recorder, last: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _window(recorder: Recorder, last: int, steps: int) -> Window:
     """(loads, cold share) of each of some steps up to `last`."""
     loads, asked, cold = np.zeros(steps), np.zeros(steps), np.zeros(steps)
     for load in recorder.loads:
@@ -205,13 +211,17 @@ def _window(recorder: Recorder, last: int, steps: int) -> tuple[np.ndarray, np.n
     return loads, cold / np.maximum(asked, 1)
 
 
-def _agree(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
-    """Whether the means of two windows differ by no more than their steps' own scatter, or by less than a trifle.
+def _agree(a: Window, b: Window) -> bool:
+    """Whether two windows' means differ by no more than their steps' own scatter, or by less than a trifle.
 
     Steps differ in what they route, so that windows of a steady arm differ too.
     """
-    scatter = np.sqrt((np.var(a) + np.var(b)) / len(a))
-    return bool(abs(np.mean(a) - np.mean(b)) <= max(tolerance, STEADY_ERRORS * scatter))
+
+    def alike(x: np.ndarray, y: np.ndarray, trifle: float) -> bool:
+        error = np.sqrt((np.var(x) + np.var(y)) / max(1, len(x) - 1))
+        return bool(abs(np.mean(x) - np.mean(y)) <= max(trifle, STEADY_ERRORS * error))
+
+    return alike(a[0], b[0], STEADY_SHARE * np.mean(a[0])) and alike(a[1], b[1], STEADY_SHARE)
 
 
 def load_rows(recorder: Recorder, spec: RunSpec) -> pd.DataFrame:

@@ -186,7 +186,7 @@ class SequenceExecutor:
         self._forecast = {}
         self.executed = {}
 
-    def __call__(self, block, x):
+    def __call__(self, block, x, shared):
         indices, weights = own = self._route(block.logits(x), block.bias())
         if block.layer in self.predicted:
             indices, weights = (

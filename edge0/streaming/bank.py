@@ -58,9 +58,9 @@ class Lease:
         if failure is not None:
             raise failure
 
-    def positions(self, ids: np.ndarray) -> mx.array:
-        """Expert ids (all of them in this lease) to rows of `stacks`, in the same shape."""
-        return mx.array(self.slots[np.searchsorted(self.experts, ids)])
+    def positions(self, rows: np.ndarray) -> mx.array:
+        """Indices into `experts` to rows of `stacks`, in the same shape."""
+        return mx.array(self.slots[rows])
 
     def release(self) -> None:
         """Give the slots up for eviction; only once no unevaluated graph reads them."""

@@ -30,7 +30,7 @@ class Lease(Protocol):
     stacks: Sequence[mx.array]
 
     def wait(self) -> None: ...
-    def positions(self, ids: np.ndarray) -> mx.array: ...
+    def positions(self, rows: np.ndarray) -> mx.array: ...
     def release(self) -> None: ...
 
 
@@ -77,13 +77,15 @@ class Executor:
         self._store, self._router, self._recorder = store, router, recorder
         self.running = Running()
 
-    def __call__(self, block: StreamedMoE, x: mx.array) -> tuple[mx.array, mx.array]:
+    def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
         prediction = self.running.predictions.get(block.layer)
         if prediction is not None:
             return self._staged(block, x, prediction)
         indices, weights = self._router(block.logits(x), block.bias())
         self.running.executed[block.layer] = Executed(x, indices)
         with self._recorder.waiting(COMPUTE, block.layer):
+            mx.async_eval(indices)
+            mx.async_eval(shared)  # does not depend on the route: computes while the host looks at it and reads
             ids = np.array(indices)
         outputs = self._exact(block, x, ids) if x.shape[1] == 1 else self._blocks(block, x, ids)
         return outputs, weights
@@ -102,7 +104,8 @@ class Executor:
 
     def _apply(self, block: StreamedMoE, x: mx.array, ids: np.ndarray, lease: Lease) -> mx.array:
         """Apply experts that are in memory; one that was routed and is not there ends the step."""
-        absent = np.setdiff1d(ids, lease.experts)
+        rows = np.searchsorted(lease.experts, ids)
+        absent = ids[lease.experts.take(rows, mode="clip") != ids]
         if absent.size:
             self._recorder.dropped += absent.size
             raise Edge0Error(
@@ -111,7 +114,7 @@ class Executor:
                 expected="all of them loaded",
                 found=f"{absent.tolist()} absent",
             )
-        return expert_mlp(x, lease.positions(ids), lease.stacks)
+        return expert_mlp(x, lease.positions(rows), lease.stacks)
 
     def _blocks(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
         """Many tokens: block after block of experts, the next block read while this one computes."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-# (block, x [B, T, D]) -> (expert outputs [B, T, K, D], weights [B, T, K])
-Executor = Callable[["StreamedMoE", mx.array], tuple[mx.array, mx.array]]
+# (block, x [B, T, D], the shared expert's output) -> (expert outputs [B, T, K, D], weights [B, T, K])
+Executor = Callable[["StreamedMoE", mx.array, mx.array], tuple[mx.array, mx.array]]
 
 
 class StreamedMoE(nn.Module):
@@ -37,6 +37,7 @@ class StreamedMoE(nn.Module):
         raise NotImplementedError
 
     def __call__(self, x: mx.array) -> mx.array:
-        outputs, weights = self.executor(self, x)
+        shared = self.shared(x)
+        outputs, weights = self.executor(self, x, shared)
         routed = (outputs * weights[..., None]).sum(axis=-2).astype(x.dtype)
-        return routed + self.shared(x)
+        return routed + shared

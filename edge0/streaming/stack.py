@@ -35,9 +35,9 @@ class StackLease:
             self.stacks = [mx.stack(parts) for parts in zip(*bundles, strict=True)]
             mx.eval(self.stacks)
 
-    def positions(self, ids: np.ndarray) -> mx.array:
-        """Expert ids (all of them in this lease) to rows of `stacks`, in the same shape."""
-        return mx.array(np.searchsorted(self.experts, ids).astype(np.uint32))
+    def positions(self, rows: np.ndarray) -> mx.array:
+        """Indices into `experts` to rows of `stacks`, in the same shape."""
+        return mx.array(rows.astype(np.uint32))
 
     def release(self) -> None:
         self.stacks = ()

@@ -21,11 +21,18 @@ def test_busy_time_is_the_union_of_the_reads(spans):
     assert busy_ms(frame) == pytest.approx(len(moments) / 1e6)
 
 
-def test_windows_agree_within_their_own_scatter_or_a_trifle():
-    assert _agree(np.array([70, 80, 75, 66.0]), np.array([78, 69, 74, 80.0]), 0)
-    assert not _agree(np.array([10, 11, 10, 11.0]), np.array([20, 21, 20, 21.0]), 0)
-    assert _agree(np.array([0.5, 0.5]), np.array([0.54, 0.54]), 0.05)
-    assert not _agree(np.array([0.5, 0.5]), np.array([0.6, 0.6]), 0.05)
+@pytest.mark.parametrize(
+    ("before", "after", "agree"),
+    [
+        (([70, 80, 75, 66], [0.5] * 4), ([78, 69, 74, 80], [0.5] * 4), True),  # within their scatter
+        (([70] * 4, [0.5] * 4), ([72] * 4, [0.54] * 4), True),  # no scatter, a trifle apart
+        (([10, 11, 10, 11], [0.5] * 4), ([20, 21, 20, 21], [0.5] * 4), False),  # loads moved
+        (([70] * 4, [0.5] * 4), ([70] * 4, [0.6] * 4), False),  # cold share moved
+        (([0] * 4, [0.0] * 4), ([0] * 4, [0.0] * 4), True),  # nothing is read any more
+    ],
+)
+def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, agree):
+    assert _agree(tuple(map(np.array, before)), tuple(map(np.array, after))) is agree
 
 
 def row(**changes):
