@@ -193,10 +193,8 @@ class Engine:
         if decoding:
             self.recorder.step += 1
             held, request.predictions = request.predictions, {}
-            if self.options.prerouter == "route":
-                running.predictions = held
-            else:  # advisory: they have only warmed the bank
-                running.leases = [prediction.lease for prediction in held.values()]
+            routing = self.options.prerouter == "route"
+            running.predictions, running.advised = (held, {}) if routing else ({}, held)
         try:
             yield running
         except BaseException:
@@ -204,7 +202,8 @@ class Engine:
                 mx.eval(flight.output)
                 self._release(flight.leases)
             self._release(running.leases)
-            self._release([prediction.lease for prediction in running.predictions.values()])
+            unused = [*running.predictions.values(), *running.advised.values()]
+            self._release([prediction.lease for prediction in unused])
             request.release()
             raise
 
@@ -225,11 +224,11 @@ class Engine:
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
         forecast = self._forecast(group, running.executed, request)
-        with self.recorder.waiting(
-            COMPUTE, group.layers[-1]
-        ):  # the CPU backend holds the caller when its queue is full
+        # The CPU backend holds the caller while its queue is full: that, too, is waiting for computation.
+        with self.recorder.waiting(COMPUTE, group.layers[-1]):
             mx.async_eval(h, *(forecast.arrays() if forecast else ()))
-        running.flights.append(Flight(group, h, forecast, running.leases))
+        advised = [running.advised.pop(layer).lease for layer in group.layers if layer in running.advised]
+        running.flights.append(Flight(group, h, forecast, running.leases + advised))
         running.leases = []
         return h
 

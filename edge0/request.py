@@ -42,4 +42,5 @@ class Pass(Running):
     """One forward pass of the engine: what the executor sees, the masks, and the groups in the air, oldest first."""
 
     masks: list = field(default_factory=list)
+    advised: dict[int, Prediction] = field(default_factory=dict)  # advisory mode: what only warmed the bank
     flights: list[Flight] = field(default_factory=list)
