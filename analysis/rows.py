@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.statistics import NO_RATIO, Ratio, paired_ratio
@@ -32,8 +33,9 @@ PAIRS = (*GAIN_PAIRS, ("ondemand", "ondemand-mmap"), ("prerouter", "prerouter-mm
 # (K, arm, base) to its ratio; arm = base is the A/A pair.
 PairRatios = dict[tuple[int, str, str], Ratio]
 ROLES = ("arm", "aa", "drift")
-# A session whose first run, repeated at the end, lies beyond the arm's earlier runs by this factor has no verdict.
-DRIFT_LIMIT = 1.10
+# A session whose first run, repeated at the end, differs by more than a factor between these has no verdict; which
+# factor depends on the noise that its own A/A pairs show.
+DRIFT_LIMITS = (1.10, 1.25)
 
 RUN_COLUMNS = (
     "session run_id order round role arm k tier condition tok_s timed_steps warmup_steps bank_bytes bank_slots "
@@ -139,15 +141,22 @@ class Session:
             raise ValueError(
                 f"session {self.name}: the drift run {repeat['run_id']} repeats another run than the first"
             )
-        ratio = float(repeat["tok_s"] / first["tok_s"])
-        # The first arm also ran in other rounds and as A/A: a repeat within their scatter is noise, not drift.
+        # The first round's runs of this arm (itself and its A/A twin) against the repeat.
         alike = self.runs[(self.runs["arm"] == first["arm"]) & (self.runs["k"] == first["k"])]
-        before = alike.loc[alike["role"] != "drift", "tok_s"]
-        low, high = before.min() / DRIFT_LIMIT, before.max() * DRIFT_LIMIT
-        drifted = not low <= repeat["tok_s"] <= high
+        early = alike.loc[(alike["round"] == first["round"]) & (alike["role"] != "drift"), "tok_s"]
+        ratio = float(repeat["tok_s"] / np.exp(np.log(early).mean()))
+        limit = self._drift_limit(alike, len(early))
+        drifted = not 1 / limit <= ratio <= limit
         verdict = "drifted, so the session has no verdict" if drifted else "no drift"
-        scatter = f"its {len(before)} earlier runs ranged {before.min():.2f}-{before.max():.2f} tok/s"
-        return Drift(ratio, drifted, f"{what}: {ratio:.2f}x, {verdict} ({scatter}; limit {DRIFT_LIMIT:.2f}x beyond)")
+        return Drift(ratio, drifted, f"{what}: {ratio:.2f}x, {verdict} (limit {limit:.2f}x either way)")
+
+    def _drift_limit(self, alike: pd.DataFrame, early: int) -> float:
+        """How far one run may lie from the mean of `early` others: twice the noise of A/A pairs, within bounds."""
+        twins = alike[alike["role"] == "aa"].set_index("round")["tok_s"]
+        runs = alike[alike["role"] == "arm"].set_index("round")["tok_s"]
+        logs = np.log(twins / runs).dropna()
+        noise = float(logs.std(ddof=1) / math.sqrt(2)) if len(logs) > 1 else 0.0
+        return float(np.clip(math.exp(2 * noise * math.sqrt(1 + 1 / early)), *DRIFT_LIMITS))
 
 
 def paired(left: pd.DataFrame, right: pd.DataFrame, column: str = "tok_s") -> Ratio:
@@ -302,8 +311,9 @@ def _check_runs(path: Path, runs: pd.DataFrame, info: SessionInfo) -> None:
 def _with_step_means(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     timed = steps[steps["timed"]].groupby("run_id")
     means = timed[STEP_MEANS].mean().add_suffix("_per_step")
-    asked = timed["asked_bytes"].sum()
-    means["cold_share"] = timed["cold_bytes"].sum() / asked.where(asked > 0)
+    # Where only some loads were probed, the cold share is that of the probed ones.
+    seen_bytes = timed["probed_bytes" if "probed_bytes" in steps.columns else "asked_bytes"].sum()
+    means["cold_share"] = timed["cold_bytes"].sum() / seen_bytes.where(seen_bytes > 0)
     joined = runs.join(means, on="run_id")
     joined["timed_steps_found"] = runs["run_id"].map(timed.size()).fillna(0).astype(int)
     # A drop seen by either counter counts: the larger of the run's own and the sum over all its steps.

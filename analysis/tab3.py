@@ -49,12 +49,14 @@ HOST_WORDS = {
     "python_version": "Python {}",
 }
 GIB = 2**30
+NO_VERDICT = "**This session has no verdict: the machine drifted. Its ratios are shown, not claimed.**"
 HOW_TO_READ = (
     "`ondemand` routes by the model's own routers and reads an expert when it is needed. `prerouter` predicts the "
     "route one token ahead, so its reads start a token early. `-mmap` reads as the paper does: by page faults.",
     "Only ratios are verdicts: the geometric mean of per-round ratios within this session, with a 95% interval. An "
     "interval that spans 1 decides nothing. Medians of the table, and numbers of two sessions, are not to be divided.",
-    "`waiting` is the time that the main thread stood still for expert reads; reads behind computation are not in it.",
+    "`waiting` is the time that the main thread stood still for expert reads; reads behind computation are not in it. "
+    "In the `-mmap` arms the main thread itself copies and stacks what it faults in, and that is in it.",
     "`device` is what the storage delivered and `loads` the expert reads issued: a shorter wait with equal bytes is "
     "overlap, a shorter wait with fewer bytes is caching.",
     "`dropped` counts routed experts that were left out, in void runs too; above 0 a speed is not comparable.",
@@ -105,8 +107,16 @@ def summary(session: Session) -> pd.DataFrame:
 
 def pairs(session: Session, ratios: PairRatios) -> pd.DataFrame:
     """The ratios as rows, columns `PAIR_COLUMNS`. A pair that was run but shares no valid round has n = 0."""
+    drifted = "no verdict: drift" if session.drift().void_verdict else ""
     rows = [
-        {"k": k, "arm": arm, "base": base, **vars(ratio), "session": session.name, "note": "A/A" if arm == base else ""}
+        {
+            "k": k,
+            "arm": arm,
+            "base": base,
+            **vars(ratio),
+            "session": session.name,
+            "note": "; ".join(filter(None, ("A/A" if arm == base else "", drifted))),
+        }
         for (k, arm, base), ratio in ratios.items()
     ]
     return pd.DataFrame(rows, columns=PAIR_COLUMNS)
@@ -135,6 +145,7 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     blocks = [
         f"# Table 3: decoding with and without the prerouter, {table['tier'].iloc[0]}",
         "\n".join(f"- {line}" for line in _header(session, table, ratios)),
+        *([NO_VERDICT] if session.drift().void_verdict else []),
         _main_table(table, ratios),
         "## Every pair",
         _pair_table(table, ratios),

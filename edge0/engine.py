@@ -87,6 +87,7 @@ class Engine:
             self.store = Bank(self.layout, slots, self.dtype, self.reader, self.recorder)
         else:
             self.store = StackStore(self.layout, slots, self.dtype, self.source, self.recorder)
+        self._closed = False
         self.executor = Executor(self.store, self.router, self.recorder)
         for block in self.blocks.values():
             block.executor = self.executor
@@ -115,6 +116,7 @@ class Engine:
         self._check_tokens(request, tokens)
         request.release()  # a prompt that goes on ends what was predicted and remembered
         request.history = {}
+        heads_follow = self.predictor is not None and self.config.family.first_step_predicted
         for start in range(0, len(tokens), self.options.prefill_chunk):
             chunk = tokens[start : start + self.options.prefill_chunk]
             with self._pass(request, decoding=False) as running:
@@ -122,7 +124,9 @@ class Engine:
                 h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
                 mx.eval(h)
                 self._release(running.leases)
-        if self.predictor is not None and self.config.family.first_step_predicted:
+            if heads_follow and start + len(chunk) < len(tokens):
+                request.history = self.predictor.history(self.schedule.owners, running.executed)
+        if heads_follow:
             for group in self.schedule.groups:
                 forecast = self._forecast(group, running.executed, request)
                 self._harvest(Flight(group, h, forecast, []), request)
@@ -173,6 +177,7 @@ class Engine:
 
     def close(self) -> None:
         """End the reader threads and close the files."""
+        self._closed = True
         if self.reader is not None:
             self.reader.close()
         self.source.close()
@@ -189,6 +194,8 @@ class Engine:
     def _pass(self, request: Request, decoding: bool = True) -> Iterator[Pass]:
         """One forward pass. Decoding takes over the predictions made for this token; if the pass fails, everything
         that it held is let go once no running graph reads it."""
+        if self._closed:
+            raise Edge0Error(ErrorKind.ENGINE_CLOSED, "the engine was closed", path=self.directory)
         running = self.executor.running = Pass()
         if decoding:
             self.recorder.step += 1

@@ -54,6 +54,7 @@ class ErrorKind(enum.Enum):
     # --- while serving -----------------------------------------------------------------------------------------
     READ_FAILED = "the storage returned an error or fewer bytes than asked for while an expert was read"
     EXPERT_ABSENT = "a layer routed to an expert that is not in memory; it is never replaced by a zero"
+    ENGINE_CLOSED = "a request was made to an engine that was closed"
     PROMPT_INVALID = "a prompt is empty, too long, or holds a token outside the vocabulary"
     NUMERIC = "a logit is not a finite number"
     PROBE_UNAVAILABLE = "the page-cache state of the checkpoint cannot be read on this machine"
@@ -68,7 +69,7 @@ class Edge0Error(Exception):
         detail: the sentence that says what happened, without the file name.
         path: the file concerned, if one is.
         tensor: the tensor or key concerned, if one is.
-        expected, found: the two sides of the disagreement; both or neither.
+        expected, found: the two sides of the disagreement, as far as there are two.
         hint: what the reader can do.
     """
 
@@ -90,8 +91,11 @@ class Edge0Error(Exception):
     def _line(self) -> str:
         where = ": ".join(str(part) for part in (self.path, self.tensor) if part is not None)
         line = f"{where}: {self.detail}" if where else self.detail
-        if self.expected is not None or self.found is not None:
-            line += f" (expected {self.expected}, found {self.found})"
+        sides = [
+            (name, side) for name, side in (("expected", self.expected), ("found", self.found)) if side is not None
+        ]
+        if sides:
+            line += " (" + ", ".join(f"{name} {side}" for name, side in sides) + ")"
         if self.hint:
             line += f"; {self.hint}"
         return " ".join(line.split())

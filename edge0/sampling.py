@@ -37,10 +37,11 @@ class Sampling:
 
         The function raises Edge0Error NUMERIC when the logits are not numbers.
         """
-        choose = make_sampler(self.temperature, self.top_p, top_k=self.top_k)
         mx.random.seed(self.seed)
 
         def sample(logits: mx.array) -> int:
+            top_k = self.top_k if self.top_k < logits.shape[-1] else 0  # all of the vocabulary is no restriction
+            choose = make_sampler(self.temperature, self.top_p, top_k=top_k)
             normaliser = mx.logsumexp(logits)
             token = choose((logits - normaliser)[None])
             mx.eval(normaliser, token)

@@ -16,7 +16,7 @@ from experiments.conditions import Condition
 
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
-SESSION_KEYS = ("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed")
+SESSION_KEYS = ("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every")
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,16 @@ class Workflow:
             Edge0Error: OPTION_INVALID, TIER_UNKNOWN, CONDITION_UNKNOWN, FILE_MISSING, CONFIG_FAMILY, K_INVALID.
         """
         values = dict(values)
-        # On the command line, `ks=8` is one number and the items of `ks=[2,8]` arrive as text.
+        # On the command line, `ks=8` is one number, the items of `ks=[2,8]` arrive as text, and so does `false`.
         ks = values.get("ks")
         values["ks"] = [yaml.safe_load(k) if isinstance(k, str) else k for k in (ks if isinstance(ks, list) else [ks])]
+        for key in ("remeasure", "model", "adapter_k"):
+            if values.get(key) in ("true", "false", "null"):
+                values[key] = yaml.safe_load(values[key])
         schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
         for error in sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(error.path)):
             key = ".".join(map(str, error.path)) or None
-            raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path=CONFIG.name, tensor=key)
+            raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path="configuration", tensor=key)
         values["condition"] = str(Condition.parse(values["condition"]))
         model = values.get("model")
         if model is None:
@@ -67,7 +70,7 @@ class Workflow:
         """Command-line arguments of `experiments.session`, with some of them changed."""
         values = {key: self.values[key] for key in (*SESSION_KEYS, "condition", "rounds", "bank")}
         values |= {"ks": self.values["ks"], "adapter_k": self.values.get("adapter_k")}
-        values |= {"probing": self.values.get("probing", True)} | changes
+        values |= changes
         parts = []
         for key, value in values.items():
             flag = key.replace("_", "-")

@@ -1,11 +1,13 @@
 """Looks at the page cache around every load of an arm, and tells the budget what was loaded.
 
 Runs in the thread that loads: residency before (cachestat and mincore), bytes that the device moved, from the thread's
-own counter. The probe lies outside the load's timed interval; it is the same in all arms, and can be switched off.
+own counter. The probe lies outside the load's timed interval but delays the load, so only every n-th load is probed
+while steps are timed: the same n in all arms.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,12 +20,13 @@ from experiments.conditions import CacheBudget
 class CacheObserver:
     """A `LoadObserver`. `after_load` runs before a record is given to the budget (mappings must let go of pages)."""
 
-    def __init__(self, files: Mapping[Path, FilePages], budget: CacheBudget | None, probing: bool = True):
-        self._files, self._budget, self._probing = files, budget, probing
+    def __init__(self, files: Mapping[Path, FilePages], budget: CacheBudget | None, probe_every: int = 1):
+        self._files, self._budget, self.probe_every = files, budget, probe_every
+        self._numbers = itertools.count()
         self.after_load: Callable[[], None] | None = None
 
     def before(self, ranges: tuple[ByteRange, ...], record: LoadRecord) -> None:
-        if self._probing:
+        if self.probe_every and next(self._numbers) % self.probe_every == 0:
             record.cold_bytes = record.inflight_bytes = 0
             for path, parts in by_file(ranges).items():
                 residency = self._files[path].residency(parts)

@@ -42,6 +42,18 @@ from experiments.observer import CacheObserver
 MAX_WARMUPS = 5  # times that a request is warmed up before a run gives up on a steady state
 STEADY_ERRORS = 3.0  # two windows agree when they differ by fewer standard errors of their steps' scatter
 STEADY_SHARE = 0.05  # or by less than this: of the loads, or as a share of cold bytes
+# What ends one run and not its session; the run is void.
+RUN_FAILURES = {
+    ErrorKind.PROBE_UNAVAILABLE,
+    ErrorKind.READ_FAILED,
+    ErrorKind.EXPERT_ABSENT,
+    ErrorKind.NUMERIC,
+}
+RUN_NUMBERS = (
+    "tok_s probe fault_window resident_bytes alloc_load_peak_bytes alloc_active_bytes alloc_cache_bytes "
+    "alloc_peak_bytes rss_anon_bytes rss_file_bytes rss_bytes rss_peak_bytes swap_bytes budget_bytes "
+    "cached_before_bytes cached_after_bytes foreign_device_bytes checkpoint_bytes"
+).split()
 FOREIGN_SHARE, FOREIGN_BYTES = 0.25, 64 << 20  # reads of others that make a run void
 
 
@@ -65,7 +77,7 @@ class RunSpec:
     adapter_k: int | None
     launch_groups: int
     reader_threads: int
-    probing: bool
+    probe_every: int  # in timed steps the page cache is looked at before each n-th load; 0: never, not even before
     seed: int
 
 
@@ -90,7 +102,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
                     layout.records(),
                 )
             )
-        observer = CacheObserver(files, budget, spec.probing)
+        observer = CacheObserver(files, budget, 1 if spec.probe_every else 0)
         decoder = _decoder(spec, config, layout, observer)
         stack.callback(decoder.close)
         load_peak = mx.get_peak_memory()
@@ -100,6 +112,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         disk = _device_reads()
         first = decoder.recorder.step + 1
         times, outputs = [], []
+        observer.probe_every = spec.probe_every
         for token in spec.timed_tokens:
             start = time.perf_counter_ns()
             outputs.append(decoder.step(token))
@@ -110,9 +123,9 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         cached_after = sum(pages.cached_bytes() for pages in files.values())
         memory = memory_counters()
         loads = load_rows(decoder.recorder, spec)
+        loads["step"] -= first  # timed steps count from 0; what came before is negative
         steps = step_rows(decoder.recorder, loads, first, times, _predicted(spec, config), spec)
         steps["hits"] = (spec.k * len(config.moe_layers) - steps.loads).clip(lower=0)
-        loads["step"] -= first  # timed steps count from 0; what came before is negative
         timed = loads[loads.step >= 0]
         foreign -= int(timed.device_bytes.clip(lower=0).sum())
         row = {
@@ -120,7 +133,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "arm": spec.arm,
             "k": spec.k,
             "condition": str(condition),
-            "tok_s": len(times) / (sum(times) / 1e9),
+            "tok_s": len(times) / (steps.step_ms.sum() / 1e3),
             "timed_steps": len(times),
             "warmup_steps": warmup,
             "steady": steady,
@@ -135,12 +148,22 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "cached_before_bytes": cached_before,
             "cached_after_bytes": cached_after,
             "foreign_device_bytes": foreign,
+            "checkpoint_bytes": sum(pages.file_bytes for pages in files.values()),
             "dropped": decoder.recorder.dropped,
             "token_hash": _digest([*spec.prompt, *spec.warmup_tokens, *spec.timed_tokens]),
             "output_hash": _digest(outputs),
         }
         reasons = list(void_reasons(row, timed, condition, swap != system_swap_counters()))
         return row | {"void": bool(reasons), "void_reason": "; ".join(reasons)}, steps, loads
+
+
+def failed(spec: RunSpec, error: Edge0Error) -> dict[str, Any]:
+    """The row of a run that ended in an error of its own: void, with the reason, and no number."""
+    row = {"run_id": spec.run_id, "arm": spec.arm, "k": spec.k, "condition": str(Condition.parse(spec.condition))}
+    row |= dict.fromkeys(RUN_NUMBERS) | {"timed_steps": 0, "warmup_steps": 0, "steady": False}
+    dropped = int(error.kind is ErrorKind.EXPERT_ABSENT)
+    row |= {"bank_bytes": 0, "bank_slots": 0, "dropped": dropped, "token_hash": "", "output_hash": None}
+    return row | {"void": True, "void_reason": str(error)}
 
 
 def void_reasons(row: dict[str, Any], timed: pd.DataFrame, condition: Condition, swapped: bool) -> Iterator[str]:
@@ -151,15 +174,15 @@ def void_reasons(row: dict[str, Any], timed: pd.DataFrame, condition: Condition,
         yield "the machine swapped"
     if not row["steady"]:
         yield f"no steady state after {row['warmup_steps']} warm-up steps"
-    asked = int(timed.asked_bytes.sum())
-    cold = int(timed.cold_bytes.clip(lower=0).sum())
-    probed = bool(len(timed)) and bool((timed.cold_bytes >= 0).all())
-    if condition.name == "cold" and probed and cold < 0.9 * asked:
-        yield f"cold asked for, but only {cold / asked:.0%} of the bytes were cold"
-    if condition.name == "warm" and probed and cold > 0.02 * asked:
-        yield f"warm asked for, but {cold / asked:.0%} of the bytes were cold"
+    probed = timed[timed.cold_bytes >= 0]
+    asked, cold = int(probed.asked_bytes.sum()), int(probed.cold_bytes.sum())
+    step_bytes = int(timed.asked_bytes.sum()) // max(1, row["timed_steps"])
+    after, whole = row["cached_after_bytes"], row["checkpoint_bytes"]
+    if condition.name == "cold" and (cold < 0.9 * asked or after > max(16 << 20, whole // 20) + step_bytes):
+        yield f"cold asked for, but {cold} of {asked} probed bytes were, and {after} bytes stayed cached"
+    if condition.name == "warm" and (cold > 0.02 * asked or after < 0.97 * whole):
+        yield f"warm asked for, but {cold} of {asked} probed bytes were cold, and {after} of {whole} stayed cached"
     if condition.name == "budget":
-        step_bytes = asked // max(1, row["timed_steps"])
         ceiling = row["budget_bytes"] + max(16 << 20, row["budget_bytes"] // 10) + step_bytes
         if row["cached_after_bytes"] > ceiling:
             yield f"{row['cached_after_bytes']} bytes of the checkpoint were cached, above {ceiling}"
@@ -240,9 +263,14 @@ def step_rows(
     """One row per timed decode step. Loads belong to the step that asked for them."""
     rows = []
     waits = pd.DataFrame(recorder.waits, columns=["step", "reason", "layer", "ns"])
+    # An arm that loads on the engine thread is also observed there: that time is taken out of its step and its waits.
+    observing = pd.DataFrame(recorder.observing, columns=["step", "layer", "ns"])
+    observing = observing.assign(reason=LOADS, ns=-observing.ns)
+    waits = pd.concat([waits, observing], ignore_index=True)
     for number, time_ns in enumerate(times_ns):
         step = first + number
-        here = loads[loads.step == step]
+        here = loads[loads.step == number]
+        looked = observing[observing.step == step].ns.sum()
         waited = waits[waits.step == step]
         on_loads = waited[waited.reason == LOADS]
         in_predicted = on_loads[on_loads.layer.isin(predicted)]
@@ -252,7 +280,7 @@ def step_rows(
                 "run_id": spec.run_id,
                 "step": number,
                 "timed": True,
-                "step_ms": time_ns / 1e6,
+                "step_ms": (time_ns + looked) / 1e6,
                 "wait_ms": on_loads.ns.sum() / 1e6,
                 "wait_predicted_ms": in_predicted.ns.sum() / 1e6,
                 "wait_gate_ms": (on_loads.ns.sum() - in_predicted.ns.sum()) / 1e6,
@@ -260,12 +288,13 @@ def step_rows(
                 "loads": len(here),
                 "loads_predicted": len(of_predicted),
                 "asked_bytes": int(here.asked_bytes.sum()),
+                "probed_bytes": int(here[here.cold_bytes >= 0].asked_bytes.sum()),
                 "cold_bytes": int(here.cold_bytes.clip(lower=0).sum()),
                 "inflight_bytes": int(here.inflight_bytes.clip(lower=0).sum()),
                 "device_bytes": int(here.device_bytes.clip(lower=0).sum()),
                 "load_busy_ms": busy_ms(here),
                 "load_busy_predicted_ms": busy_ms(of_predicted),
-                "dropped": 0,
+                "dropped": recorder.drops[step],
             }
         )
     return pd.DataFrame(rows)
@@ -301,10 +330,13 @@ def main() -> int:
     try:
         row, steps, loads = measure(spec)
     except Edge0Error as error:
-        print(f"edge0: {error}", file=sys.stderr)
-        return EXIT_CODE
-    steps.to_parquet(out / f"{spec.run_id}.steps.parquet")
-    loads.to_parquet(out / f"{spec.run_id}.loads.parquet")
+        if error.kind not in RUN_FAILURES:
+            print(f"edge0: {error}", file=sys.stderr)
+            return EXIT_CODE
+        row = failed(spec, error)
+    else:
+        steps.to_parquet(out / f"{spec.run_id}.steps.parquet")
+        loads.to_parquet(out / f"{spec.run_id}.loads.parquet")
     (out / f"{spec.run_id}.json").write_text(json.dumps(row))
     return 0
 

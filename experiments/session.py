@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -62,7 +64,7 @@ class SessionOptions:
     adapter_k: int | None = None
     launch_groups: int = 3
     reader_threads: int = 2
-    probing: bool = True
+    probe_every: int = 8
     seed: int = 0
 
 
@@ -77,19 +79,27 @@ class Run:
 
 
 def plan(options: SessionOptions) -> list[Run]:
-    """The order of all runs: rounds of every (arm, K), the order rotated by one place each round, an A/A repeat of the
-    first arm right beside its twin (after it and before it in turn), and the first run once more at the end."""
-    cells = [(arm, k) for k in sorted(options.ks, reverse=True) for arm in options.arms]
-    twin = cells[0]
+    """The order of all runs: in each round every K, and within a K every arm, side by side.
+
+    Both orders rotate; every other round runs backwards, so that no arm of a pair is always the later one. An A/A
+    repeat of the first arm at the largest K stands beside its twin, and the very first run comes once more at the end.
+    """
+    ks = sorted(options.ks, reverse=True)
     runs = []
     for number in range(options.rounds):
-        shift = number % len(cells)
-        for arm, k in cells[shift:] + cells[:shift]:
-            pair = [Run("arm", arm, k, number)]
-            if (arm, k) == twin:
-                pair.append(Run("aa", arm, k, number))
-            runs += pair if number % 2 == 0 else reversed(pair)
+        order = []
+        for k in _rotated(ks, number // 2):
+            for arm in _rotated(list(options.arms), number // 2):
+                order.append(Run("arm", arm, k, number))
+                if (arm, k) == (options.arms[0], ks[0]):
+                    order.append(Run("aa", arm, k, number))
+        runs += order if number % 2 == 0 else order[::-1]
     return [*runs, Run("drift", runs[0].arm, runs[0].k, 0)]
+
+
+def _rotated(items: list, places: int) -> list:
+    shift = places % len(items)
+    return items[shift:] + items[:shift]
 
 
 def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
@@ -117,7 +127,11 @@ def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
     config = read_config(options.model)
     layout = ExpertLayout.of(CheckpointIndex.open(options.model), config)
     slot = slot_bytes(layout.specs, activation_dtype())
-    engine = EngineOptions(bank_bytes=bank_slots(options, layout) * slot, launch_groups=options.launch_groups)
+    engine = EngineOptions(
+        bank_bytes=bank_slots(options, layout) * slot,
+        launch_groups=options.launch_groups,
+        reader_threads=options.reader_threads,
+    )
     for k in options.ks:
         config.check_k(k)
         adapters = [
@@ -141,10 +155,13 @@ def run_session(options: SessionOptions, root: Path, console: Console) -> Path:
         Edge0Error: from `preflight`; OUTPUT_UNWRITABLE; SESSION_VOID when an arm process failed (its message is kept).
     """
     config, layout = preflight(options)
+    sweep_partials(root)
     session = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     partial = root / f".{session}.partial-{os.getpid()}"
     try:
         partial.mkdir(parents=True)
+        if (root / "latest.json").is_dir():
+            raise IsADirectoryError(21, "latest.json is a directory")
     except OSError as error:
         raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error.strerror})", path=root) from error
     try:
@@ -197,7 +214,7 @@ def _run_all(
                 adapter_k=options.adapter_k,
                 launch_groups=options.launch_groups,
                 reader_threads=options.reader_threads,
-                probing=options.probing,
+                probe_every=options.probe_every,
                 seed=options.seed,
             )
             path = folder / f"{spec.run_id}.spec.json"
@@ -205,8 +222,9 @@ def _run_all(
             _python(["-m", "experiments.run_arm", str(path), str(folder)], f"arm {run.arm} at K={run.k}")
             row = json.loads((folder / f"{spec.run_id}.json").read_text())
             rows.append(dataclasses.asdict(run) | {"order": order} | row)
+            speed = "failed" if row["tok_s"] is None else f"{row['tok_s']:.2f} tok/s"
             note = f" void: {row['void_reason']}" if row["void"] else ""
-            progress.console.print(f"{spec.run_id}: {row['tok_s']:.2f} tok/s{note}", highlight=False, soft_wrap=True)
+            progress.console.print(f"{spec.run_id}: {speed}{note}", highlight=False, soft_wrap=True)
             progress.advance(task)
     return rows
 
@@ -221,11 +239,13 @@ def _collect(
     folder: Path,
 ) -> None:
     """Join the runs' files into one table each, and say what the session was."""
-    void_where_outputs_differ(rows)
+    void_where_outputs_differ(rows, resident_alike=not options.lora)
     frame = pd.DataFrame(rows).assign(session=session, tier=options.tier)
     frame.to_parquet(folder / "runs.parquet")
     for kind in ("steps", "loads"):
-        parts = [folder / f"{row['run_id']}.{kind}.parquet" for row in rows]
+        parts = sorted(folder.glob(f"*.{kind}.parquet"))  # a run that failed has none
+        if not parts:
+            raise Edge0Error(ErrorKind.SESSION_VOID, "every run failed", found=rows[0]["void_reason"])
         pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True).to_parquet(folder / f"{kind}.parquet")
         for part in parts:
             part.unlink()
@@ -253,11 +273,17 @@ def _collect(
     (folder / "session.json").write_text(json.dumps(summary, indent=1, default=str))
 
 
-def void_where_outputs_differ(rows: list[dict[str, Any]]) -> None:
-    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void."""
+def void_where_outputs_differ(rows: list[dict[str, Any]], resident_alike: bool = False) -> None:
+    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void.
+
+    `resident_alike`: without adapters stock mlx-lm, too, must choose what `ondemand` chooses at the model's own K.
+    """
     first: dict[tuple[str, int], str] = {}
     for row in rows:
-        route = (row["arm"].removesuffix("-mmap"), row["k"])
+        if row["output_hash"] is None:  # it failed before it chose anything
+            continue
+        arm = row["arm"].removesuffix("-mmap")
+        route = ("ondemand" if arm == "resident" and resident_alike else arm, row["k"])
         expected = first.setdefault(route, row["output_hash"])
         if row["output_hash"] != expected:
             why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"
@@ -293,9 +319,8 @@ def _python(arguments: list[str], what: str) -> None:
     if done.returncode == EXIT_CODE and done.stderr.strip().startswith("edge0: "):
         raise Edge0Error(ErrorKind.SESSION_VOID, f"{what}: {done.stderr.strip().splitlines()[-1][7:]}")
     if done.returncode:
-        raise Edge0Error(
-            ErrorKind.SESSION_VOID, f"{what} ended with exit code {done.returncode}", found=done.stderr.strip()[-800:]
-        )
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} ended with exit code {done.returncode}: {last}")
 
 
 def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | None]:
@@ -320,23 +345,43 @@ def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | Non
     return SessionOptions(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}), root, log
 
 
+def sweep_partials(root: Path) -> None:
+    """Remove what sessions left behind that were killed: folders named after a process that is gone."""
+    for folder in root.glob(".*.partial-*"):
+        if not psutil.pid_exists(int(folder.name.rpartition("-")[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> int:
     options, root, log = options_from(sys.argv[1:])
     console = Console(stderr=True, record=log is not None)
     started = time.monotonic()
     code = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the running arm ends with its session
     try:
+        if log is not None:
+            _writable(log)
         folder = run_session(options, root, console)
     except Edge0Error as error:
         console.print(f"edge0: {error}", highlight=False, markup=False, soft_wrap=True)
         code = EXIT_CODE
+    except KeyboardInterrupt:
+        console.print("edge0: interrupted; nothing of this session was kept", highlight=False)
+        code = 130
     else:
         took = time.monotonic() - started
         console.print(f"session of {took:.0f} s in {folder}", highlight=False, soft_wrap=True)
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
+    if log is not None and code != EXIT_CODE:
         log.write_text(console.export_text())
     return code
+
+
+def _writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error.strerror})", path=path) from error
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The predictor holds no state of a request: the one-hots of the token before trav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -42,7 +42,7 @@ class Predictor:
         self, owners: tuple[int, ...], executed: Mapping[int, Executed], history: Mapping[int, mx.array]
     ) -> Forecast:
         """Predict the next token's routes of the layers after `owners`, from the last position of this pass."""
-        seen = {owner: self._one_hot(owner, executed[owner], -1) for owner in owners}
+        seen = self.history(owners, executed)
         blank = self._heads.no_history()
         features = [
             self._heads.feature(executed[owner].x[:, -1:], seen[owner], self._before(owner, executed, history, blank))
@@ -51,6 +51,10 @@ class Predictor:
         logits = self._heads(owners, mx.concatenate(features))
         indices, weights = self._router(logits)
         return Forecast(owners, indices, weights, seen)
+
+    def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, mx.array]:
+        """What the last position of a pass executed, for a next pass of one token."""
+        return {owner: self._one_hot(owner, executed[owner], -1) for owner in owners}
 
     def _before(
         self, owner: int, executed: Mapping[int, Executed], history: Mapping[int, mx.array], blank: mx.array

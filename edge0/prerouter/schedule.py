@@ -63,6 +63,10 @@ class Schedule:
     def owner_groups(self) -> tuple[tuple[int, ...], ...]:
         return tuple(group.owners for group in self.groups if group.owners)
 
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return tuple(owner for group in self.groups for owner in group.owners)
+
     def floor_slots(self, config: ModelConfig, k: int) -> int:
         """Experts that memory must hold at the least: a token's working set and the next one's prefetch set."""
         return k * (len(config.moe_layers) + len(self.predicted))

@@ -180,7 +180,8 @@ class Bank:
                 ErrorKind.BANK_TOO_SMALL,
                 "every slot of the bank is in use",
                 expected="a free slot",
-                found=self.capacity,
+                found=f"all {self.capacity} pinned",
+                hint="another request holds predictions; release it, or give the bank more memory",
             )
         future = self._loading.pop(candidate, None)
         if future is not None:

@@ -107,7 +107,7 @@ class Executor:
         rows = np.searchsorted(lease.experts, ids)
         absent = ids[lease.experts.take(rows, mode="clip") != ids]
         if absent.size:
-            self._recorder.dropped += absent.size
+            self._recorder.drops[self._recorder.step] += absent.size
             raise Edge0Error(
                 ErrorKind.EXPERT_ABSENT,
                 f"layer {block.layer} routed to experts that are not in memory",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,7 +55,14 @@ class Recorder:
     step: int = -1
     loads: list[LoadRecord] = field(default_factory=list)
     waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
-    dropped: int = 0  # routed experts that were not in memory when their layer was built; each also ended its step
+    drops: Counter[int] = field(default_factory=Counter)  # step -> routed experts not in memory; each ended its step
+    observing: list[tuple[int, int, int]] = field(default_factory=list)  # step, layer, ns on the engine thread
+    _engine_thread: int = field(default_factory=threading.get_native_id)
+
+    @property
+    def dropped(self) -> int:
+        """Routed experts that did not take part; must be 0."""
+        return self.drops.total()
 
     @contextmanager
     def waiting(self, reason: str, layer: int) -> Iterator[None]:
@@ -70,9 +78,11 @@ class Recorder:
 
     def begin(self, record: LoadRecord, ranges: tuple[ByteRange, ...]) -> None:
         """Called by the loading thread right before the first byte is asked for."""
-        if self.observer is not None:
-            self.observer.before(ranges, record)
         record.thread = threading.get_native_id()
+        if self.observer is not None:
+            begun = time.monotonic_ns()
+            self.observer.before(ranges, record)
+            self._observed(record, begun)
         record.start_ns = time.monotonic_ns()
 
     def finish(self, record: LoadRecord) -> None:
@@ -80,4 +90,10 @@ class Recorder:
         record.end_ns = time.monotonic_ns()
         if self.observer is not None:
             self.observer.after(record)
+            self._observed(record, record.end_ns)
         self.loads.append(record)
+
+    def _observed(self, record: LoadRecord, begun_ns: int) -> None:
+        """Where the engine thread itself loads, looking costs it time that is not the engine's."""
+        if record.thread == self._engine_thread:
+            self.observing.append((self.step, record.layer, time.monotonic_ns() - begun_ns))

@@ -24,8 +24,8 @@ rule bench_overlap_session:
         ),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.session --model {input.model} --tier mini-35b"
-        " --experiment overlap --root {params.root} --log {log} {params.session}"
+        "{params.python} -m experiments.session --model {input.model:q} --tier mini-35b"
+        " --experiment overlap --root {params.root:q} --log {log:q} {params.session}"
 
 
 rule bench_resident_session:
@@ -52,8 +52,8 @@ rule bench_resident_session:
         ),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.session --model {input.model} --tier mini-35b"
-        " --experiment resident --root {params.root} --log {log} {params.session}"
+        "{params.python} -m experiments.session --model {input.model:q} --tier mini-35b"
+        " --experiment resident --root {params.root:q} --log {log:q} {params.session}"
 
 
 rule bench_reads:
@@ -74,7 +74,7 @@ rule bench_reads:
         threads=config["reader_threads"],
         started=STARTED,
     shell:
-        "{params.python} -m experiments.read_cost {input.model} {params.out} --threads {params.threads} > {log}"
+        "{params.python} -m experiments.read_cost {input.model:q} {params.out:q} --threads {params.threads} > {log:q}"
 
 
 rule bench_measures:
@@ -97,7 +97,7 @@ rule bench_measures:
         "case $kind in overlap) from={input.overlap}; to={output.overlap};; "
         "resident) from={input.resident}; to={output.resident};; "
         "reads) from={input.reads}; to={output.reads};; esac; "
-        "{params.python} -m analysis.measures $kind $from $to; done > {log}"
+        "{params.python} -m analysis.measures $kind $from $to; done > {log:q}"
 
 
 rule bench_table:
@@ -116,4 +116,4 @@ rule bench_table:
         python=sys.executable,
         out=subpath(output.csv, parent=True),
     shell:
-        "{params.python} -m analysis.bench --out {params.out} --row-files {input} > {output.table} 2> {log}"
+        "{params.python} -m analysis.bench --out {params.out:q} --row-files {input} > {output.table} 2> {log:q}"

@@ -10,4 +10,4 @@ rule synthesise:
     params:
         python=sys.executable,
     shell:
-        "{params.python} -m edge0.cli synth {wildcards.tier} {output} --log {log}"
+        "{params.python} -m edge0.cli synth {wildcards.tier} {output:q} --log {log:q}"

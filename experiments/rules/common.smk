@@ -15,4 +15,4 @@ except Edge0Error as error:
 MACHINE = machine_id()
 RESULTS = f"results/{MACHINE}/{WORKFLOW.name}"
 # A session that was asked for is measured anew: its parameters carry the time, unless remeasure=false.
-STARTED = int(time.time()) if config.get("remeasure", True) else 0
+STARTED = int(time.time()) if WORKFLOW.values.get("remeasure", True) else 0

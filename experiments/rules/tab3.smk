@@ -17,8 +17,8 @@ rule tab3_session:
         session=WORKFLOW.session_arguments(),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.session --model {input.model} --tier {params.name}"
-        " --root {params.root} --log {log} {params.session}"
+        "{params.python} -m experiments.session --model {input.model:q} --tier {params.name:q}"
+        " --root {params.root:q} --log {log:q} {params.session}"
 
 
 rule tab3_table:
@@ -43,4 +43,4 @@ rule tab3_table:
         python=sys.executable,
         out=subpath(output[0], parent=True),
     shell:
-        "{params.python} -m analysis.tab3 {input.session} --claims {input.claims} --out {params.out} > {log}"
+        "{params.python} -m analysis.tab3 {input.session:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"

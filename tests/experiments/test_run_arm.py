@@ -37,7 +37,7 @@ def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, agree
 
 def row(**changes):
     quiet = {"dropped": 0, "steady": True, "warmup_steps": 12, "timed_steps": 10, "foreign_device_bytes": 0}
-    return quiet | {"budget_bytes": 100 << 20, "cached_after_bytes": 100 << 20} | changes
+    return quiet | {"budget_bytes": 100 << 20, "cached_after_bytes": 100 << 20, "checkpoint_bytes": 400 << 20} | changes
 
 
 def loads(cold_share):
@@ -49,10 +49,12 @@ def loads(cold_share):
 @pytest.mark.parametrize(
     ("condition", "changes", "cold_share", "swapped", "reason"),
     [
-        ("cold", {}, 0.97, False, None),
-        ("cold", {}, 0.5, False, "cold asked for"),
-        ("warm", {}, 0.0, False, None),
-        ("warm", {}, 0.1, False, "warm asked for"),
+        ("cold", {"cached_after_bytes": 0}, 0.97, False, None),
+        ("cold", {"cached_after_bytes": 0}, 0.5, False, "cold asked for"),
+        ("cold", {"cached_after_bytes": 200 << 20}, 0.97, False, "stayed cached"),
+        ("warm", {"cached_after_bytes": 400 << 20}, 0.0, False, None),
+        ("warm", {"cached_after_bytes": 400 << 20}, 0.1, False, "warm asked for"),
+        ("warm", {"cached_after_bytes": 300 << 20}, 0.0, False, "stayed cached"),
         ("budget:0.5", {}, 0.5, False, None),
         ("budget:0.5", {"cached_after_bytes": 150 << 20}, 0.5, False, "were cached"),
         ("budget:0.5", {"dropped": 3}, 0.5, False, "3 routed experts were dropped"),
@@ -69,6 +71,7 @@ def test_each_reason_that_makes_a_run_void(condition, changes, cold_share, swapp
         assert len(reasons) == 1 and reason in reasons[0]
 
 
-def test_a_run_without_probes_is_not_judged_by_them():
+def test_a_run_without_probes_is_judged_by_what_stayed_cached():
     unseen = loads(0).assign(cold_bytes=-1)
-    assert list(void_reasons(row(), unseen, Condition.parse("cold"), False)) == []
+    assert list(void_reasons(row(cached_after_bytes=0), unseen, Condition.parse("cold"), False)) == []
+    assert list(void_reasons(row(), unseen, Condition.parse("cold"), False)) != []

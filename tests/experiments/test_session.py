@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from experiments.arms import ARMS
-from experiments.session import SessionOptions, plan, preflight, text_health, void_where_outputs_differ
+from experiments.run_arm import RunSpec, failed, measure
+from experiments.session import (
+    SessionOptions,
+    plan,
+    preflight,
+    sweep_partials,
+    text_health,
+    void_where_outputs_differ,
+)
 
 arms = st.lists(st.sampled_from(sorted(ARMS)), min_size=1, max_size=5, unique=True).map(tuple)
 ks = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4, unique=True).map(tuple)
@@ -47,6 +56,18 @@ def test_order_rotates_and_the_aa_twin_goes_first_in_turn():
     ]
 
 
+@given(ks, st.integers(2, 6))
+def test_no_arm_of_a_pair_is_always_the_later_one_and_pairs_are_near(ks, rounds):
+    names = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
+    runs = plan(SessionOptions(model="m", tier="t", arms=names, ks=ks, rounds=rounds))
+    place = {(run.arm, run.k, run.round): n for n, run in enumerate(runs) if run.role == "arm"}
+    for arm, base in (("prerouter", "ondemand"), ("prerouter-mmap", "ondemand-mmap"), ("ondemand", "ondemand-mmap")):
+        for k in ks:
+            distances = [place[arm, k, number] - place[base, k, number] for number in range(rounds)]
+            assert min(distances) < 0 < max(distances)
+            assert max(map(abs, distances)) <= len(names)  # within one K of one round
+
+
 def test_outputs_that_differ_between_alike_arms_make_a_run_void():
     def row(arm, output):
         return {"arm": arm, "k": 8, "output_hash": output, "void": False, "void_reason": ""}
@@ -75,6 +96,7 @@ def test_text_health_finds_the_period_of_a_loop():
         ({"ks": (3,)}, ErrorKind.ADAPTER_MISSING),
         ({"bank": 0.01, "ks": (8,)}, ErrorKind.BANK_TOO_SMALL),
         ({"launch_groups": 99}, ErrorKind.OPTION_INVALID),
+        ({"reader_threads": 0}, ErrorKind.OPTION_INVALID),
     ],
 )
 def test_preflight_refuses_before_anything_is_measured(unit_35b, changes, kind):
@@ -111,7 +133,9 @@ def test_session_keeps_raw_rows_of_every_run_step_and_load(session):
         assert runs[runs.arm.str.startswith(route)].output_hash.nunique() == 1
     assert len(steps) == 4 * len(runs)
     timed = loads[loads.step >= 0]
-    assert (timed.cold_bytes + timed.inflight_bytes <= timed.asked_bytes).all() and (timed.cold_bytes >= 0).all()
+    probed = timed[timed.cold_bytes >= 0]
+    assert 0 < len(probed) < len(timed)  # every n-th load is looked at while steps are timed, all of them before
+    assert (probed.cold_bytes + probed.inflight_bytes <= probed.asked_bytes).all()
     assert (loads.end_ns >= loads.start_ns).all() and (loads.start_ns >= loads.submit_ns).all()
     per_step = timed.groupby(["run_id", "step"]).size()
     counted = steps.set_index(["run_id", "step"]).loads
@@ -145,3 +169,42 @@ def test_session_whose_results_cannot_be_written_says_so(unit_35b, tmp_path):
     command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b", "--ks", "4"]
     done = subprocess.run([*command, "--root", str(tmp_path / "file")], capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_CODE and str(tmp_path / "file") in done.stderr
+
+
+def test_a_run_that_fails_is_void_with_its_reason(copy_of):
+    """A failed run has the rows of a good one, without numbers."""
+    model = copy_of("unit-35b")
+    spec = RunSpec(
+        run_id="x",
+        arm="ondemand",
+        k=4,
+        model=str(model),
+        condition="budget:0.5",
+        prompt=[1, 2, 3],
+        warmup_tokens=[4, 5, 6],
+        timed_tokens=[7, 8],
+        bank_slots=64,
+        lora=True,
+        adapter_k=None,
+        launch_groups=1,
+        reader_threads=1,
+        probe_every=1,
+        seed=0,
+    )
+    row = failed(spec, Edge0Error(ErrorKind.READ_FAILED, "the disk said no", path=model))
+    assert row["void"] and "the disk said no" in row["void_reason"] and row["tok_s"] is None
+    rows = [row | {"role": "arm", "round": 0, "order": 0}]
+    void_where_outputs_differ(rows)
+    good, steps, loads = measure(spec)
+    assert set(row) == set(good) and not good["void"]
+    assert len(steps) == 2 and len(loads)
+
+
+def test_leftovers_of_killed_sessions_are_swept_and_those_of_living_ones_are_not(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead, living = tmp_path / f".a.partial-{gone.pid}", tmp_path / f".b.partial-{os.getpid()}"
+    dead.mkdir()
+    living.mkdir()
+    sweep_partials(tmp_path)
+    assert not dead.exists() and living.exists()
