@@ -97,7 +97,7 @@ def open_adapter(directory: Path, family: Family, kind: str, k: int) -> Adapter:
                 path=path,
                 tensor=key,
                 expected=expected,
-                found=fields.get(key),
+                found=str(fields.get(key)),
                 hint="use the adapter set of this model and K",
             )
 
