@@ -36,7 +36,14 @@ def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, agree
 
 
 def row(**changes):
-    quiet = {"dropped": 0, "steady": True, "warmup_steps": 12, "timed_steps": 10, "foreign_device_bytes": 0}
+    quiet = {
+        "fault_window": "none",
+        "dropped": 0,
+        "steady": True,
+        "warmup_steps": 12,
+        "timed_steps": 10,
+        "foreign_device_bytes": 0,
+    }
     return quiet | {"budget_bytes": 100 << 20, "cached_after_bytes": 100 << 20, "checkpoint_bytes": 400 << 20} | changes
 
 
@@ -51,6 +58,8 @@ def loads(cold_share):
     [
         ("cold", {"cached_after_bytes": 0}, 0.97, False, None),
         ("cold", {"cached_after_bytes": 0}, 0.5, False, "cold asked for"),
+        ("cold", {"cached_after_bytes": 0, "fault_window": "lowered"}, 0.8, False, None),
+        ("cold", {"cached_after_bytes": 0, "fault_window": "lowered"}, 0.7, False, "cold asked for"),
         ("cold", {"cached_after_bytes": 200 << 20}, 0.97, False, "stayed cached"),
         ("warm", {"cached_after_bytes": 400 << 20}, 0.0, False, None),
         ("warm", {"cached_after_bytes": 400 << 20}, 0.1, False, "warm asked for"),
