@@ -122,9 +122,10 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             budget.drain()  # raises what the evictor met
         cached_after = sum(pages.cached_bytes() for pages in files.values())
         memory = memory_counters()
-        loads = load_rows(decoder.recorder, spec)
+        predicted = _predicted(spec, config)
+        loads = load_rows(decoder.recorder, predicted, spec)
         loads["step"] -= first  # timed steps count from 0; what came before is negative
-        steps = step_rows(decoder.recorder, loads, first, times, _predicted(spec, config), spec)
+        steps = step_rows(decoder.recorder, loads, first, times, predicted, spec)
         steps["hits"] = (spec.k * len(config.moe_layers) - steps.loads).clip(lower=0)
         timed = loads[loads.step >= 0]
         foreign -= int(timed.device_bytes.clip(lower=0).sum())
@@ -143,7 +144,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "bank_slots": decoder.bank_slots,
             "resident_bytes": decoder.resident_bytes,
             "alloc_load_peak_bytes": load_peak,
-            **{key: value for key, value in dataclasses.asdict(memory).items()},
+            **dataclasses.asdict(memory),
             "budget_bytes": budget_bytes,
             "cached_before_bytes": cached_before,
             "cached_after_bytes": cached_after,
@@ -249,13 +250,13 @@ def _agree(a: Window, b: Window) -> bool:
     return alike(a[0], b[0], STEADY_SHARE * np.mean(a[0])) and alike(a[1], b[1], STEADY_SHARE)
 
 
-def load_rows(recorder: Recorder, spec: RunSpec) -> pd.DataFrame:
+def load_rows(recorder: Recorder, predicted: tuple[int, ...], spec: RunSpec) -> pd.DataFrame:
+    """One row per expert read, by the recorder's own step numbers."""
     columns = ["step", "layer", "expert", "purpose", "asked_bytes", "submit_ns", "start_ns", "end_ns", "advise_ns"]
     columns += ["thread", "cold_bytes", "inflight_bytes", "device_bytes"]
     rows = [[getattr(load, column) for column in columns] for load in recorder.loads]
     frame = pd.DataFrame(rows, columns=columns)
     frame.insert(0, "run_id", spec.run_id)
-    predicted = _predicted(spec, read_config(spec.model))
     return frame.assign(predicted_layer=frame.layer.isin(predicted).astype(bool))
 
 
