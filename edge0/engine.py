@@ -7,95 +7,96 @@ experiments: it records loads and waits, and lets an observer look at the page c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from edge0 import models
-from edge0.checkpoint.adapters import open_adapter
-from edge0.checkpoint.header import CheckpointIndex
-from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.lora import apply_lora
+from edge0.opening import Opening
 from edge0.options import EngineOptions
+from edge0.plan import MemoryPlan
 from edge0.prerouter.heads import Heads
 from edge0.prerouter.predictor import Forecast, Predictor
-from edge0.prerouter.schedule import LaunchGroup, Schedule
+from edge0.prerouter.schedule import LaunchGroup
 from edge0.request import Flight, Pass, Request
 from edge0.routing import Router
 from edge0.sampling import Sampling
-from edge0.streaming.bank import Bank, slot_bytes
+from edge0.streaming.bank import Bank
 from edge0.streaming.executor import Executed, Executor, Lease, Prediction
+from edge0.streaming.prefill import WholeLayers, whole_layers
 from edge0.streaming.reader import Reader
 from edge0.streaming.source import FaultSource, PreadSource
 from edge0.streaming.stack import StackStore
-from edge0.telemetry.loads import COMPUTE, LOADS, PREFETCH, LoadObserver, Recorder
-from edge0.tiers import read_config
+from edge0.telemetry.loads import COMPUTE, LOADS, PREFETCH, Recorder
 
 
 class Engine:
     """Serves one checkpoint. Use as a context manager, or call `close`."""
 
-    def __init__(
-        self, directory: Path | str, options: EngineOptions | None = None, observer: LoadObserver | None = None
-    ):
+    def __init__(self, directory: Path | str, options: EngineOptions | None = None, recorder: Recorder | None = None):
         """Open a checkpoint and load its resident part.
 
+        Args:
+            recorder: what is to write down loads and waits; by default one that keeps totals only.
+
         Raises:
-            Edge0Error: whatever the checkpoint, its adapters or the options are refused for; BANK_TOO_SMALL names
-                the floor.
+            Edge0Error: whatever the checkpoint, its adapters or the options are refused for; BANK_TOO_SMALL and
+                MEMORY_TOO_SMALL name the floor.
         """
         self.directory, self.options = Path(directory), options or EngineOptions()
         options = self.options
-        self.config = config = read_config(self.directory)
-        index = CheckpointIndex.open(self.directory)
-        self.layout = ExpertLayout.of(index, config)
-        self.k = options.k if options.k is not None else config.family.k_served
+        opening = Opening.of(self.directory, options)
+        self.plan = plan = MemoryPlan.of(opening)
+        if options.prefill == "whole-layer" and not plan.whole_layer:
+            raise Edge0Error(
+                ErrorKind.BANK_TOO_SMALL,
+                "whole layers were asked for, and the bank cannot hold two of them",
+                expected=f"{2 * opening.config.experts} slots of {plan.slot_bytes} bytes",
+                found=f"{plan.bank_slots} slots",
+                hint="give it more memory, or leave the choice to prefill=auto",
+            )
+        self.config, self.layout, self.schedule, self.k = opening.config, opening.layout, opening.schedule, opening.k
+        self.context_tokens = plan.context
         self.dtype = models.activation_dtype()
-        self.router = Router.of(config, self.k)
-        self.recorder = Recorder(observer)
+        self.router = Router.of(self.config, self.k)
+        self.recorder = recorder or Recorder()
+        if options.memory_bytes is not None:
+            mx.set_cache_limit(plan.cache_bytes)
 
-        adapter_k = options.adapter_k if options.adapter_k is not None else self.k
-        routes = options.prerouter != "off"
-        heads = open_adapter(self.directory, config.family, "prerouter", adapter_k) if routes else None
-        lora = open_adapter(self.directory, config.family, "lora", adapter_k) if options.lora else None
-        self.schedule = (
-            Schedule.of(config, heads.owners, options.launch_groups, heads.header.path)
-            if heads
-            else Schedule.without_heads(config)
-        )
-        slot = slot_bytes(self.layout.specs, self.dtype)
-        slots = options.bank_slots(slot, self.floor_slots, len(self.layout.records()))
-
-        self.model = models.load(self.directory, config, index, streamed=True)
-        if lora is not None:
-            apply_lora(self.model, config, lora, self.dtype)
+        self.model = models.load(self.directory, self.config, opening.index, streamed=True)
+        if opening.lora is not None:
+            apply_lora(self.model, self.config, opening.lora, self.dtype)
+        self.model.attend_in_pieces()
         self.blocks = models.moe_blocks(self.model)
-        self.heads = Heads(heads, config, self.schedule.owner_groups, self.dtype) if heads else None
-        self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature) if self.heads else None
+        self.heads = self.predictor = None
+        if opening.heads is not None:
+            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype)
+            self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
-        if options.io == "pread":
-            self.source = PreadSource(self.layout.paths)
-        else:
-            self.source = FaultSource(self.layout.paths, options.mmap_random)
-        self.reader = None
-        if options.assembly == "bank":
-            self.reader = Reader(self.source, self.recorder, options.reader_threads, options.advise)
-            self.store = Bank(self.layout, slots, self.dtype, self.reader, self.recorder)
-        else:
-            self.store = StackStore(self.layout, slots, self.dtype, self.source, self.recorder)
+        with ExitStack() as undo:
+            if options.io == "pread":
+                self.source = PreadSource(self.layout.paths)
+            else:
+                self.source = FaultSource(self.layout.paths, options.mmap_random)
+            undo.callback(self.source.close)
+            self.layout.check_files()
+            self.reader = None
+            if options.assembly == "bank":
+                self.reader = Reader(self.source, self.recorder, options.reader_threads, options.advise)
+                undo.callback(self.reader.close)
+                self.store = Bank(self.layout, plan.bank_slots, self.dtype, self.reader, self.recorder)
+            else:
+                self.store = StackStore(self.layout, plan.bank_slots, self.dtype, self.source, self.recorder)
+            undo.pop_all()
         self._closed = False
-        self.executor = Executor(self.store, self.router, self.recorder)
+        self.executor = Executor(self.store, self.router, self.recorder, options.native)
         for block in self.blocks.values():
             block.executor = self.executor
-
-    @property
-    def floor_slots(self) -> int:
-        """Experts that the bank must hold at the least."""
-        return self.schedule.floor_slots(self.config, self.k)
 
     @property
     def resident_bytes(self) -> int:
@@ -107,23 +108,32 @@ class Engine:
     def new_request(self) -> Request:
         return Request(self.model.make_cache())
 
-    def prefill(self, request: Request, tokens: Sequence[int]) -> mx.array:
+    def prefill(
+        self, request: Request, tokens: Sequence[int], progress: Callable[[int], None] | None = None
+    ) -> mx.array:
         """Run a prompt, routing natively; returns the logits `[vocab]` that follow its last token.
 
+        Args:
+            progress: told after each chunk how many tokens are done; what it raises ends the prefill.
+
         Raises:
-            Edge0Error: PROMPT_INVALID, READ_FAILED.
+            Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
         """
         self._check_tokens(request, tokens)
         request.release()  # a prompt that goes on ends what was predicted and remembered
         request.history = {}
         heads_follow = self.predictor is not None and self.config.family.first_step_predicted
-        for start in range(0, len(tokens), self.options.prefill_chunk):
-            chunk = tokens[start : start + self.options.prefill_chunk]
+        for start in range(0, len(tokens), self.plan.prefill_chunk):
+            chunk = tokens[start : start + self.plan.prefill_chunk]
             with self._pass(request, decoding=False) as running:
+                running.whole = self._whole_layers(len(chunk))
                 h = self.model.embed(mx.array([chunk]))
                 h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
                 mx.eval(h)
+                running.whole.release()
                 self._release(running.leases)
+                if progress is not None:
+                    progress(start + len(chunk))
             if heads_follow and start + len(chunk) < len(tokens):
                 request.history = self.predictor.history(self.schedule.owners, running.executed)
         if heads_follow:
@@ -208,6 +218,8 @@ class Engine:
             for flight in running.flights:
                 mx.eval(flight.output)
                 self._release(flight.leases)
+            if running.whole is not None:
+                running.whole.release()
             self._release(running.leases)
             unused = [*running.predictions.values(), *running.advised.values()]
             self._release([prediction.lease for prediction in unused])
@@ -270,6 +282,13 @@ class Engine:
                 h = mx.clip(mx.where(mx.isnan(h), 0, h), -self.options.hidden_clip, self.options.hidden_clip)
         return h
 
+    def _whole_layers(self, tokens: int) -> WholeLayers:
+        """The layers of a chunk that are read whole; the first of them starts to be read at once."""
+        layers = whole_layers(
+            self.store, self.config.moe_layers, self.config.experts, self.k, tokens, self.options.prefill
+        )
+        return WholeLayers(self.store, layers)
+
     def _forecast(self, group: LaunchGroup, executed: dict[int, Executed], request: Request) -> Forecast | None:
         if self.predictor is None or not group.owners:
             return None
@@ -290,11 +309,10 @@ class Engine:
                 expected=f"0 to {self.config.vocab - 1}",
                 found=wrong,
             )
-        limit = self.config.text.get("max_position_embeddings")
-        if limit is not None and request.tokens + len(tokens) > limit:
+        if request.tokens + len(tokens) > self.context_tokens:
             raise Edge0Error(
                 ErrorKind.PROMPT_INVALID,
-                "the request is longer than the model's context",
-                expected=f"up to {limit} tokens",
+                "the request is longer than the context",
+                expected=f"up to {self.context_tokens} tokens",
                 found=request.tokens + len(tokens),
             )

@@ -40,6 +40,9 @@ class ErrorKind(enum.Enum):
     CONFIG_FAMILY = "config.json names an architecture that Edge0 does not serve"
     TENSOR_MISSING = "a tensor that the config calls for is not in the checkpoint"
     TENSOR_MISMATCH = "a tensor's dtype or shape disagrees with the config"
+    LAYOUT_MALFORMED = "a repacked file of expert records is not what the config calls for"
+    FILE_CHANGED = "a file is no longer the one whose header was checked"
+    CHECKPOINT_INVALID = "edge0 verify found problems, each on a line of its own"
     # --- adapters ----------------------------------------------------------------------------------------------
     ADAPTER_MISSING = "no LoRA or prerouter file where the tier looks for one"
     ADAPTER_METADATA = "an adapter's metadata is absent or malformed"
@@ -50,13 +53,17 @@ class ErrorKind(enum.Enum):
     OPTION_INVALID = "an option has a value outside its range"
     K_INVALID = "K is not between 1 and the number of routed experts (or the groups that may be selected)"
     BANK_TOO_SMALL = "the bank cannot hold one token's working set plus its prefetch set"
+    MEMORY_TOO_SMALL = "the memory budget is below the floor of this checkpoint and these options"
     OUTPUT_UNWRITABLE = "an output cannot be written"
+    OUTPUT_BUSY = "another process is writing the same output"
     # --- while serving -----------------------------------------------------------------------------------------
-    READ_FAILED = "the storage returned an error or fewer bytes than asked for while an expert was read"
+    READ_FAILED = "the storage returned an error or fewer bytes than asked for while weights were read"
     EXPERT_ABSENT = "a layer routed to an expert that is not in memory; it is never replaced by a zero"
     ENGINE_CLOSED = "a request was made to an engine that was closed"
     PROMPT_INVALID = "a prompt is empty, too long, or holds a token outside the vocabulary"
     NUMERIC = "a logit is not a finite number"
+    REQUEST_INVALID = "a request to the server is malformed, or asks for what is not served"
+    TEMPLATE_INVALID = "a chat template cannot be rendered, or reached for what its sandbox forbids"
     PROBE_UNAVAILABLE = "the page-cache state of the checkpoint cannot be read on this machine"
     SESSION_VOID = "a session has no valid run left to speak from"
 

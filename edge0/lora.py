@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.lora import LoRALinear
 
 from edge0.checkpoint.adapters import Adapter
+from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import LORA_ALPHA, LORA_RANK, lora_targets, lora_tensors
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import ModelConfig
@@ -41,7 +42,8 @@ def apply_lora(model: nn.Module, config: ModelConfig, adapter: Adapter, dtype: m
     """Put the adapter beside its targets; returns the number of targets.
 
     Raises:
-        Edge0Error: ADAPTER_MISMATCH, TENSOR_MISSING, TENSOR_MISMATCH when the file does not fit the model.
+        Edge0Error: ADAPTER_MISMATCH, TENSOR_MISSING, TENSOR_MISMATCH when the file does not fit the model;
+            READ_FAILED, FILE_CHANGED when it cannot be read or is no longer the same.
     """
     path = adapter.header.path
     if (adapter.rank, adapter.alpha) != (LORA_RANK, LORA_ALPHA):
@@ -52,14 +54,15 @@ def apply_lora(model: nn.Module, config: ModelConfig, adapter: Adapter, dtype: m
             expected=f"r={LORA_RANK} alpha={LORA_ALPHA}",
             found=f"r={adapter.rank} alpha={adapter.alpha}",
         )
-    adapter.check(lora_tensors(config))
-    arrays = mx.load(str(path))
+    entries = adapter.find(lora_tensors(config))
+    with reading([adapter.header]):
+        arrays = {name: array.astype(dtype) for name, array in load_arrays(entries).items()}
+        mx.eval(arrays)
     modules = dict(model.named_modules())
     scale = adapter.alpha / adapter.rank
     targets = [target.name for target in lora_targets(config)]
     for name in targets:
-        a, b = (arrays[f"{name}.{part}"].astype(dtype) for part in ("lora_A", "lora_B"))
-        mx.eval(a, b)
+        a, b = (arrays[f"{name}.{part}"] for part in ("lora_A", "lora_B"))
         parent_name, leaf = name.rsplit(".", 1)
         parent = modules[parent_name]
         if leaf == "kv_b_proj":

@@ -23,12 +23,16 @@ class EngineOptions:
     feature: Literal["executed", "teacher"] = "executed"  # what the heads' one-hots say (8b: teacher is upstream's)
     io: Literal["pread", "mmap"] = "pread"  # explicit reads, or the paper's page faults
     assembly: Literal["bank", "stack"] = "bank"  # slots written in place, or the paper's nine stacks per step
-    bank_bytes: int | None = None  # None: twice the floor
+    native: Literal["hot", "exact"] = "hot"  # not predicted: compute what is in memory while the rest is read, or wait
+    prefill: Literal["auto", "ondemand", "whole-layer"] = "auto"  # by expected coverage, or one way for every layer
+    bank_bytes: int | None = None  # None: twice the floor, or what `memory_bytes` leaves
+    memory_bytes: int | None = None  # all memory of the process; None: no limit
+    context: int | None = None  # tokens of a request that memory is planned for; None: up to 8,192 with `memory_bytes`
     reader_threads: int = 2
     launch_groups: int = 3
     advise: bool = True  # announce an expert's nine ranges before reading them
     mmap_random: bool = False  # switch the kernel's read-around off for io=mmap
-    prefill_chunk: int = 512
+    prefill_chunk: int = 2048  # tokens at a time in a prompt; fewer where memory is short
     hidden_clip: float | None = 1000.0  # after each layer NaN becomes 0 and values are held within this; None: off
 
     def __post_init__(self) -> None:
@@ -36,9 +40,13 @@ class EngineOptions:
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices):
                 self._require(name, getattr(self, name) in choices, " or ".join(choices))
-        for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk"):
-            value, may_be_none = getattr(self, name), name in ("k", "adapter_k", "bank_bytes")
-            self._require(name, value is None and may_be_none or type(value) is int and value >= 1, "an integer >= 1")
+        optional = ("k", "adapter_k", "bank_bytes", "memory_bytes", "context")
+        for name in (*optional, "reader_threads", "launch_groups", "prefill_chunk"):
+            value = getattr(self, name)
+            absent = value is None and name in optional
+            self._require(name, absent or type(value) is int and value >= 1, "an integer >= 1")
+        both = self.bank_bytes is not None and self.memory_bytes is not None
+        self._require("bank_bytes", not both, "none beside memory_bytes, which plans the bank")
         self._require("hidden_clip", self.hidden_clip is None or self.hidden_clip > 0, "a positive number or none")
         self._require("assembly", self.assembly == "stack" or self.io == "pread", "stack with io=mmap")
 

@@ -20,6 +20,11 @@ class Request:
     history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
     tokens: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the attention caches and recurrent states, as allocated."""
+        return sum(layer.nbytes for layer in self.cache)
+
     def release(self) -> None:
         """Let go of predictions that no token will consume."""
         for prediction in self.predictions.values():

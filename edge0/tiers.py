@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,9 @@ from edge0.errors import Edge0Error, ErrorKind
 
 GROUP_SIZE = 64  # inputs that share one scale and one bias
 EXPERT_BITS = 4
+MOST_LAYERS, LARGEST = 1000, 2**31 - 1  # beyond these a config.json is damaged
+POSITIONS = 131072  # tokens that a model was made for where config.json does not say (mlx-lm's own default)
+LEAST_LAYERS = 6  # of a tier: one full attention layer, and three predicted ones for the default launch groups
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class ModelConfig:
     dense_layers: int  # leading layers without experts
     groups: int  # expert groups of the router (1: no groups)
     groups_kept: int
+    positions: int  # tokens of a request that the model was made for
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -167,15 +171,15 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
     if not isinstance(text, dict):
         raise Edge0Error(ErrorKind.CONFIG_MALFORMED, "is not an object", path=path, tensor=family.config_key)
 
-    def field(key: str, default: int | None = None) -> int:
+    def field(key: str, default: int | None = None, most: int = LARGEST) -> int:
         value = text.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise Edge0Error(
                 ErrorKind.CONFIG_MALFORMED,
-                "is not a positive integer",
+                "is not an integer of a model's size",
                 path=path,
                 tensor=key,
-                expected="an integer >= 1",
+                expected=f"1 to {most}",
                 found=value,
             )
         return value
@@ -185,7 +189,7 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
         family=family,
         raw=raw,
         text=text,
-        layers=field("num_hidden_layers"),
+        layers=field("num_hidden_layers", most=MOST_LAYERS),
         hidden=field("hidden_size"),
         experts=field("num_experts"),
         expert_width=field("moe_intermediate_size"),
@@ -193,6 +197,7 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
         dense_layers=field("first_k_dense_replace", 1) if grouped else 0,
         groups=field("n_group") if grouped else 1,
         groups_kept=field("topk_group") if grouped else 1,
+        positions=field("max_position_embeddings", POSITIONS),
     )
     for key in family.shape_fields:
         field(key)
@@ -225,6 +230,30 @@ class Tier:
     head_hidden: int
     shards: int
     ks: tuple[int, ...] = (2, 4, 8)
+
+    def with_layers(self, layers: int) -> Tier:
+        """The same widths in fewer layers.
+
+        The gate layers before the first head shrink in proportion; the last layer is predicted, or not, as before.
+
+        Raises:
+            Edge0Error: OPTION_INVALID.
+        """
+        present = self.text["num_hidden_layers"]
+        if not LEAST_LAYERS <= layers <= present:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                f"layers of {self.name}",
+                expected=f"{LEAST_LAYERS} to {present}",
+                found=layers,
+            )
+        first = max(self.text.get("first_k_dense_replace", 0), round(self.owners[0] * layers / present))
+        return replace(
+            self,
+            name=f"{self.name}-{layers}-layers",
+            text={**self.text, "num_hidden_layers": layers},
+            owners=tuple(range(first, layers - 1)),
+        )
 
 
 def _qwen(layers: int, hidden: int, experts: int, width: int, heads: int, head_dim: int, linear: int) -> dict[str, Any]:
@@ -308,10 +337,28 @@ def _ling(layers: int, hidden: int, experts: int, width: int, heads: int, rank: 
     }
 
 
+# What the released models have and the formulas above do not.
+_SHAPE_35B = {
+    "vocab_size": 248320,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}
+_SHAPE_8B = {"vocab_size": 157184, "intermediate_size": 4608, "kv_lora_rank": 512, "max_position_embeddings": 131072}
+
 # Gate layers in proportion to the released models: 35b 0-6 and 39 of 40, 8b 1-7 of 24 (design, section 3 rule 8).
 TIERS: dict[str, Tier] = {
     tier.name: tier
     for tier in (
+        Tier("shape-35b", QWEN, _qwen(40, 2048, 256, 512, 16, 256, 16) | _SHAPE_35B, tuple(range(6, 39)), 512, 4, (4,)),
+        Tier("shape-8b", LING, _ling(24, 1536, 128, 512, 16, 256, 128) | _SHAPE_8B, tuple(range(7, 23)), 512, 1, (8,)),
         Tier("mini-35b", QWEN, _qwen(12, 1024, 64, 256, 8, 128, 4), tuple(range(1, 11)), 128, 4),
         Tier("mini-8b", LING, _ling(12, 1024, 64, 256, 8, 128, 64), tuple(range(3, 11)), 128, 1),
         Tier("unit-35b", QWEN, _qwen(8, 128, 32, 64, 4, 32, 2), tuple(range(0, 7)), 64, 4),

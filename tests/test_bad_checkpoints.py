@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import struct
 import threading
 
@@ -60,10 +61,11 @@ def edit_config(directory, **fields):
 # --- shards --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [1, 5000])
+@pytest.mark.parametrize("lost", [1, 4096, 5000, "half"])
 def test_truncated_shard(private, refused, lost):
     for path in shards(private):
         whole = path.read_bytes()
+        lost = len(whole) // 2 if lost == "half" else lost
         path.write_bytes(whole[:-lost])
         refused(
             ErrorKind.FILE_TRUNCATED, opening(private), path, f"expected {len(whole)}", f"found {len(whole) - lost}"
@@ -85,6 +87,23 @@ def test_missing_shard(private, refused):
     refused(ErrorKind.FILE_MISSING, opening(private), missing)
 
 
+def test_swapped_shards(copy_of, refused):
+    """Two files under each other's names: both are sound, and the index says what each should hold."""
+    directory = copy_of("unit-35b")
+    first, second = shards(directory)[:2]
+    first.rename(directory / "aside")
+    second.rename(first)
+    (directory / "aside").rename(second)
+    refused(ErrorKind.INDEX_MISMATCH, opening(directory), "model.safetensors.index.json", first.name, second.name)
+
+
+def test_a_shard_of_another_model(copy_of, checkpoints, refused):
+    directory = copy_of("unit-8b")
+    (path,) = shards(directory)
+    shutil.copy(shards(checkpoints["unit-35b"])[0], path)
+    refused(ErrorKind.TENSOR_MISSING, opening(directory), directory, "model.layers.1.mlp.experts")
+
+
 def test_unreadable_shard(private, refused):
     path = shards(private)[0]
     path.unlink()
@@ -100,6 +119,7 @@ def test_unreadable_shard(private, refused):
         (lambda entry: entry.update(data_offsets=[-8, 8]), ErrorKind.TENSOR_OFFSETS),
         (lambda entry: entry.update(dtype="F13"), ErrorKind.TENSOR_DTYPE),
         (lambda entry: entry.update(shape=[1 << 62, 1 << 62]), ErrorKind.TENSOR_SHAPE),
+        (lambda entry: entry.update(shape=[0, *entry["shape"][1:]]), ErrorKind.TENSOR_OFFSETS),
         (lambda entry: entry.update(dtype="I32"), ErrorKind.TENSOR_MISMATCH),
         (lambda entry: entry.update(shape=entry["shape"][::-1]), ErrorKind.TENSOR_MISMATCH),
     ],
@@ -137,6 +157,17 @@ def test_a_tensor_of_the_model_is_missing(copy_of, refused):
         error = refused(ErrorKind.TENSOR_MISSING, opening(directory), directory, name)
         assert error.tensor == name
         path.write_bytes(whole)
+
+
+def test_a_tensor_without_elements(copy_of, refused):
+    """Legal in a file, and never what a config calls for."""
+    directory = copy_of("unit-8b")
+    path = directory / "model.safetensors"
+    name = "model.norm.weight"
+    arrays = mx.load(str(path)) | {name: mx.zeros((0,), mx.bfloat16)}
+    mx.save_safetensors(str(directory / "other.safetensors"), arrays)
+    (directory / "other.safetensors").rename(path)
+    refused(ErrorKind.TENSOR_MISMATCH, opening(directory), path, name, "expected BF16 [128], found BF16 [0]")
 
 
 def test_index_that_disagrees(copy_of, refused):
@@ -199,6 +230,13 @@ def test_no_checkpoint(tmp_path, refused):
 def test_config_of_another_size(private, refused):
     edit_config(private, num_experts=64)
     refused(ErrorKind.TENSOR_MISMATCH, opening(private), "gate_proj.weight", "[64, ", "[32, ")
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_experts", "vocab_size", "head_dim"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "8", None, True])
+def test_config_with_a_size_that_is_none(private, refused, field, value):
+    edit_config(private, **{field: value})
+    refused(ErrorKind.CONFIG_MALFORMED, opening(private), private / "config.json", field)
 
 
 def test_config_with_more_layers(private, tier, refused):
@@ -271,6 +309,13 @@ def test_bank_below_its_floor(checkpoint, refused, prerouter, assembly):
 
 def test_more_launch_groups_than_predicted_layers(checkpoint, refused):
     refused(ErrorKind.OPTION_INVALID, opening(checkpoint, launch_groups=99), "launch groups", "found 99")
+
+
+def test_a_closed_engine_refuses_requests(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=4)) as engine:
+        request = engine.new_request()
+    refused(ErrorKind.ENGINE_CLOSED, lambda: engine.prefill(request, PROMPT), checkpoint)
+    refused(ErrorKind.ENGINE_CLOSED, lambda: engine.step(request, 1), checkpoint)
 
 
 def test_a_hidden_state_that_overflows_is_held_by_the_clip(copy_of, checkpoints):

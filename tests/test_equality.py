@@ -21,7 +21,7 @@ from reference import (
 
 from edge0 import Engine, EngineOptions
 from edge0.streaming.executor import Prediction
-from edge0.telemetry.loads import PREFETCH
+from edge0.telemetry.loads import PREFETCH, Recorder
 
 EXACT = {"prerouter": "off", "lora": False}
 PAPER = {"io": "mmap", "assembly": "stack"}
@@ -136,7 +136,8 @@ def test_bank_at_its_floor_equals_a_bank_of_everything(checkpoint, prerouter):
 def test_prefill_in_blocks_of_experts_equals_one_block(checkpoint):
     """A bank at the floor of K=2 holds a quarter of what the prompt touches in a layer."""
     options = {"k": 2, **EXACT}
-    with Engine(checkpoint, EngineOptions(bank_bytes=floor_bytes(checkpoint, **options), **options)) as engine:
+    small = EngineOptions(bank_bytes=floor_bytes(checkpoint, **options), **options)
+    with Engine(checkpoint, small, Recorder(rows=True)) as engine:
         blocks = engine_logits(engine, PROMPT, TOKENS[:8])
         touched = max(len(loads) for loads in _prefilled(engine).values())
         assert touched > engine.store.capacity // 2

@@ -12,7 +12,7 @@ import pytest
 from reference import PROMPT, TOKENS, engine_logits, floor_bytes, same_bits
 
 from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind, Sampling
-from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL
+from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL, Recorder
 
 SHORT = TOKENS[:8]
 REQUESTS = {"first": (PROMPT, SHORT), "second": (PROMPT[5:12], TOKENS[10:18])}
@@ -163,7 +163,7 @@ def fail(engine, request, fault, purpose):
 def test_a_read_error_ends_the_request_and_nothing_else(checkpoint, monkeypatch, refused, prerouter, purpose):
     options = floor_options(checkpoint, k=2, prerouter=prerouter)
     fault = Fault(monkeypatch)
-    with Engine(checkpoint, options, observer=fault) as engine:
+    with Engine(checkpoint, options, Recorder(fault)) as engine:
         expected = engine_logits(engine, PROMPT[:7], SHORT[:3])
         for _ in range(2):
             request = engine.new_request()
@@ -181,7 +181,7 @@ def test_advice_that_could_not_be_read_does_not_end_a_request(checkpoint, monkey
     """A prefetch in advisory mode is a hint: whoever needs the expert later reads it again."""
     options = floor_options(checkpoint, k=2, prerouter="advise")
     fault = Fault(monkeypatch)
-    with Engine(checkpoint, options, observer=fault) as engine:
+    with Engine(checkpoint, options, Recorder(fault)) as engine:
         expected = engine_logits(engine, PROMPT, SHORT)
         fault.purpose = PREFETCH
         assert same_bits(engine_logits(engine, PROMPT, SHORT), expected)
@@ -191,7 +191,7 @@ def test_advice_that_could_not_be_read_does_not_end_a_request(checkpoint, monkey
 def test_a_failed_prefetch_of_an_ended_request_does_not_reach_the_next(checkpoint, monkeypatch):
     """The bank holds everything, so only a forgotten failure leads to a second read."""
     fault = Fault(monkeypatch)
-    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30), observer=fault) as engine:
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30), Recorder(fault)) as engine:
         request = engine.new_request()
         engine.prefill(request, PROMPT[:2])
         fault.purpose = PREFETCH
@@ -226,7 +226,7 @@ def test_reads_still_under_way_for_an_ended_request_do_not_starve_the_next(check
     with Engine(checkpoint, options) as engine:
         expected = engine_logits(engine, PROMPT, [])
     held = HeldPrefetches()
-    with Engine(checkpoint, options, observer=held) as engine:
+    with Engine(checkpoint, options, Recorder(held)) as engine:
         request = engine.new_request()
         engine.prefill(request, PROMPT)
         for token in TOKENS[:2]:
@@ -247,7 +247,7 @@ def test_an_invalid_prompt_is_refused_before_anything_is_read(checkpoint, refuse
         for prompt in ([], [512], [-1], [3, 4000]):
             refused(ErrorKind.PROMPT_INVALID, lambda p=prompt: engine.prefill(request, p), "expected")
         refused(ErrorKind.PROMPT_INVALID, lambda: engine.step(request, 512), "0 to 511", "512")
-        assert not engine.recorder.loads
+        assert not engine.recorder.totals.loads
 
 
 # --- generate ------------------------------------------------------------------------------------------------------

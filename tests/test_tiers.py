@@ -14,9 +14,12 @@ DELETED = object()
 
 
 def test_the_tiers_that_the_readme_names():
-    assert set(TIERS) == {"mini-35b", "mini-8b", "unit-35b", "unit-8b"}
+    assert set(TIERS) == {f"{size}-{family}" for size in ("unit", "mini", "shape") for family in ("35b", "8b")}
     assert all(tier.family is (QWEN if name.endswith("35b") else LING) for name, tier in TIERS.items())
-    assert all(find_tier(name) is tier and tier.name == name and tier.ks == (2, 4, 8) for name, tier in TIERS.items())
+    assert all(find_tier(name) is tier and tier.name == name for name, tier in TIERS.items())
+    assert all(
+        tier.ks == ((tier.family.k_served,) if name.startswith("shape") else (2, 4, 8)) for name, tier in TIERS.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["", "mini", "MINI-35B", "edge0-35b", "unit-35b "])

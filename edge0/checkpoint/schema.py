@@ -1,7 +1,7 @@
 """Every tensor of a checkpoint and of its adapters, by name, dtype and shape, as the released files have them.
 
-The schema is a function of config.json alone; synthesis writes it, tests count it. It does not know values. Linear
-layers are listed once and expand to the three tensors of an affine quantised matrix.
+The schema is a function of config.json alone; synthesis writes it, loading finds what it lists, tests count it. It
+does not know values. Linear layers are listed once and expand to the three tensors of an affine quantised matrix.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edge0.checkpoint.header import CheckpointIndex, TensorEntry
 from edge0.checkpoint.layout import expert_tensor, part_specs
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 
 ROUTER_BITS = 8  # 35b keeps its routers and shared-expert gates at 8 bits
+UNQUANTISED = ("BF16", "F16", "F32")  # dtypes in which a checkpoint may hold what is not quantised
+LEFT_OVER = (".mlp.pregate.", "vision_tower.", "model.visual.", "mtp.")  # in names of tensors that serve nothing here
 LORA_RANK = 16
 LORA_ALPHA = 32
 
@@ -39,15 +43,68 @@ class Linear:
 
 @dataclass(frozen=True)
 class Tensor:
+    """One tensor as synthesis writes it. A file may also hold it under one of `spellings`, or in one of `shapes`."""
+
     name: str
     dtype: str
     shape: tuple[int, ...]
     linear: Linear | None = None  # set on the three pieces of a quantised matrix
+    spellings: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()  # with the elements in the same order
+
+    @property
+    def is_left_over(self) -> bool:
+        return is_left_over(self.name)
+
+    @property
+    def is_expert(self) -> bool:
+        return self.linear is not None and self.linear.experts is not None
 
 
 def raw(name: str, *shape: int) -> Tensor:
     """An unquantised bf16 tensor."""
     return Tensor(name, "BF16", shape)
+
+
+def _convolution(prefix: str, channels: int, kernel: int) -> Tensor:
+    """A depthwise convolution of the 8b family, which exporters store in three shapes and under two names."""
+    return Tensor(
+        f"{prefix}.weight",
+        "BF16",
+        (channels, kernel, 1),
+        spellings=(f"{prefix}.conv.weight",),
+        shapes=((channels, kernel), (channels, 1, kernel)),
+    )
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a tensor of this name is known to serve nothing: an earlier predictor, vision, multi-token heads."""
+    return any(part in name for part in LEFT_OVER)
+
+
+def find_tensor(index: CheckpointIndex, tensor: Tensor) -> TensorEntry:
+    """Where `tensor` lies, in any of the forms that released files have.
+
+    Raises:
+        Edge0Error: TENSOR_MISSING; TENSOR_MISMATCH for another dtype or shape; TENSOR_DUPLICATE under two names.
+    """
+    held = [name for name in (tensor.name, *tensor.spellings) if name in index.tensors]
+    if len(held) > 1:
+        entry = index.tensors[held[1]]
+        raise Edge0Error(
+            ErrorKind.TENSOR_DUPLICATE, f"the same tensor is there as {held[0]}", path=entry.path, tensor=entry.name
+        )
+    name = held[0] if held else tensor.name
+    entry = index.require(name)
+    dtype = entry.dtype if tensor.linear is None and entry.dtype in UNQUANTISED else tensor.dtype
+    shape = entry.shape if entry.shape in tensor.shapes else tensor.shape
+    return index.require(name, dtype, shape)
+
+
+def unplaced_tensors(index: CheckpointIndex, config: ModelConfig) -> list[TensorEntry]:
+    """The tensors that this model has no use for and that are not known left-overs: the config is of another model."""
+    known = {name for tensor in checkpoint_tensors(config) for name in (tensor.name, *tensor.spellings)}
+    return [entry for name, entry in sorted(index.tensors.items()) if name not in known and not is_left_over(name)]
 
 
 def checkpoint_tensors(config: ModelConfig) -> Iterator[Tensor]:
@@ -120,7 +177,7 @@ def _attention(config: ModelConfig, layer: int, prefix: str) -> list[Linear | Te
             *(Linear(f"{at}.{name}_proj", width, hidden) for name in "qkvfg"),
             Linear(f"{at}.b_proj", heads, hidden),
             Linear(f"{at}.o_proj", hidden, width),
-            *(raw(f"{at}.{name}_conv1d.weight", width, kernel, 1) for name in "qkv"),
+            *(_convolution(f"{at}.{name}_conv1d", width, kernel) for name in "qkv"),
             raw(f"{at}.A_log", heads),
             raw(f"{at}.dt_bias", width),
             raw(f"{at}.o_norm.weight", text["head_dim"]),
@@ -154,7 +211,7 @@ def _mlp(config: ModelConfig, layer: int, prefix: str) -> list[Linear | Tensor]:
         shared = text["moe_shared_expert_intermediate_size"] * text["num_shared_experts"]
         items += mlp_linears(f"{prefix}.mlp.shared_experts", hidden, shared)
         if layer + 1 < config.layers:
-            items += _superseded_predictor(config, prefix)
+            items += _superseded_predictor(config, layer, prefix)
     for spec in part_specs(hidden, config.expert_width):
         if spec.part == "weight":
             name = expert_tensor(config, layer, spec).removesuffix(".weight")
@@ -163,13 +220,16 @@ def _mlp(config: ModelConfig, layer: int, prefix: str) -> list[Linear | Tensor]:
     return items
 
 
-def _superseded_predictor(config: ModelConfig, prefix: str) -> list[Linear | Tensor]:
-    """What the released 8b file still holds of the prerouter's predecessor, on all but the last layer; ignored."""
-    inner = config.hidden // 4
+def _superseded_predictor(config: ModelConfig, layer: int, prefix: str) -> list[Linear | Tensor]:
+    """What the released 8b file still holds of the prerouter's predecessor, on all but the last layer; ignored.
+
+    Its hidden width is 512 of 1536, and twice that on the first five layers.
+    """
+    inner, width = config.hidden // 3 * (2 if layer < 5 else 1), feature_width(config)
     return [
-        raw(f"{prefix}.mlp.pregate.fc1.weight", inner, config.hidden),
+        raw(f"{prefix}.mlp.pregate.fc1.weight", inner, width),
         raw(f"{prefix}.mlp.pregate.fc2.weight", config.experts, inner),
-        raw(f"{prefix}.mlp.pregate.linear_init.weight", config.experts, config.hidden),
+        raw(f"{prefix}.mlp.pregate.linear_init.weight", config.experts, width),
     ]
 
 

@@ -3,6 +3,8 @@
 Every tensor is a function of (seed, its name), so a file can be re-made bit by bit and in any order, and no more than
 one tensor of one layer is ever in memory. The weights are scaled so that activations stay finite; they mean nothing:
 text from a synthesised model is noise, and its routers hardly repeat experts from token to token.
+
+A *sparse* checkpoint has every header and every file size, and holes for weights: for arithmetic on shapes and bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -37,37 +40,41 @@ from edge0.tiers import GROUP_SIZE, QWEN, ModelConfig, Tier, parse_config
 ITEM_BYTES = {"U32": 4, "BF16": 2, "F16": 2}
 CODE_SPREAD = {4: 4.61, 8: 73.9}  # standard deviation of uniform codes of so many bits
 ROUTER_GAIN = 2.0  # router logits with a standard deviation of about two: choices are clear, not tied
+PIECE_BYTES = 16 << 20  # random codes made at a time; a multiple of 8, what the generator draws at a time
 RESIDUAL_GAIN = 0.5  # what a layer adds to the residual stream, so that depth does not blow it up
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
 
-def synthesise(tier: Tier, directory: Path | str, seed: int = 0, progress: Progress | None = None) -> Path:
+def synthesise(
+    tier: Tier, directory: Path | str, seed: int = 0, progress: Progress | None = None, sparse: bool = False
+) -> Path:
     """Write a whole checkpoint of `tier`: shards, index, config, tokenizer, and adapters for each K of the tier.
 
-    The directory appears under its name only when it is complete.
+    The directory appears under its name only when it is complete. With `sparse`, tensors are holes in the files, which
+    read as zeros; their metadata says so.
 
     Raises:
-        Edge0Error: OUTPUT_UNWRITABLE when it exists already or cannot be written.
+        Edge0Error: OUTPUT_UNWRITABLE when it exists already, does not fit on the disk, or cannot be written.
     """
     target = Path(directory)
     if target.exists():
         raise Edge0Error(
             ErrorKind.OUTPUT_UNWRITABLE, "is there already", path=target, hint="remove it or name another directory"
         )
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    unfinished = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
-        partial.mkdir(parents=True)
-        _write_all(tier, partial, seed, progress)
-        partial.rename(target)
+        unfinished.mkdir(parents=True)
+        _write_all(tier, unfinished, seed, progress, sparse)
+        unfinished.rename(target)
     except OSError as error:
         raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error})", path=target) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
-def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None) -> None:
+def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None, sparse: bool) -> None:
     raw_config = released_config(tier)
     config = parse_config(raw_config, directory / "config.json")
     shards = _split(list(checkpoint_tensors(config)), tier.shards)
@@ -80,6 +87,8 @@ def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None
         )
     ]
     total = sum(_nbytes(t) for t in [t for shard in shards for t in shard] + [t for a in adapters for t in a[3]])
+    if not sparse:
+        _check_room(directory, total)
     done = 0
 
     def advance(nbytes: int) -> None:
@@ -92,7 +101,9 @@ def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None
     for number, tensors in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         weight_map |= {tensor.name: name for tensor in tensors}
-        write_shard(directory / name, tensors, {"format": "mlx"}, lambda t: checkpoint_bytes(seed, t), advance)
+        metadata = {"format": "mlx"} | ({"source": _source(tier, sparse)} if sparse else {})
+        contents = None if sparse else partial(checkpoint_bytes, seed)
+        write_shard(directory / name, tensors, metadata, contents, advance)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(_nbytes(t) for shard in shards for t in shard)}}
         _write_json(
@@ -100,8 +111,8 @@ def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None
         )
     for path, kind, k, tensors in adapters:
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = adapter_metadata(tier, kind, k, seed)
-        write_shard(path, tensors, metadata, lambda t, k=k: adapter_bytes(config, seed, k, t), advance)
+        metadata = adapter_metadata(tier, kind, k, seed, sparse)
+        write_shard(path, tensors, metadata, None if sparse else partial(adapter_bytes, config, seed, k), advance)
     _write_json(directory / "config.json", raw_config)
     _write_json(directory / "generation_config.json", {"temperature": 1.0, "top_p": 0.95, "top_k": 20})
     write_tokenizer(directory)
@@ -127,7 +138,25 @@ def released_config(tier: Tier) -> dict:
     return {"architectures": [tier.family.architecture], **tier.text, "quantization": quantization}
 
 
-def adapter_metadata(tier: Tier, kind: str, k: int, seed: int) -> dict[str, str]:
+def _check_room(directory: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < nbytes:
+        raise Edge0Error(
+            ErrorKind.OUTPUT_UNWRITABLE,
+            "the disk is too full",
+            path=directory.parent,
+            expected=f"{nbytes} bytes free",
+            found=free,
+            hint="free some space, or make fewer layers",
+        )
+
+
+def _source(tier: Tier, sparse: bool) -> str:
+    """What a file says of where it comes from."""
+    return f"edge0 synth {tier.name}" + (" --sparse: tensors are holes" if sparse else "")
+
+
+def adapter_metadata(tier: Tier, kind: str, k: int, seed: int, sparse: bool = False) -> dict[str, str]:
     """The doubly nested `__metadata__` of the released adapter files."""
     fields = {
         "model": tier.family.adapter_stem.replace("_", "-"),
@@ -135,7 +164,7 @@ def adapter_metadata(tier: Tier, kind: str, k: int, seed: int) -> dict[str, str]
         "K": str(k),
         "r": str(LORA_RANK),
         "alpha": str(LORA_ALPHA),
-        "source": f"edge0 synth {tier.name}",
+        "source": _source(tier, sparse),
         "source_md5": hashlib.md5(f"{tier.name}:{seed}:{k}".encode(), usedforsecurity=False).hexdigest(),
         "converted": "1970-01-01T00:00:00Z",
         "format_version": "1",
@@ -149,12 +178,12 @@ def write_shard(
     path: Path,
     tensors: Sequence[Tensor],
     metadata: dict[str, str],
-    contents: Callable[[Tensor], Iterator[bytes]],
+    contents: Callable[[Tensor], Iterator[bytes]] | None,
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> None:
     """Write one safetensors file piece by piece, under a temporary name until it is complete.
 
-    `contents` yields the bytes of a tensor in order; their sum must be the tensor's size.
+    `contents` yields the bytes of a tensor in order; their sum must be the tensor's size. None: all are holes.
     """
     header: dict = {"__metadata__": metadata}
     offset = 0
@@ -170,8 +199,12 @@ def write_shard(
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            _write_tensor(file, tensor, contents, advance)
+        if contents is None:
+            file.truncate(8 + len(text) + offset)
+            advance(offset)
+        else:
+            for tensor in tensors:
+                _write_tensor(file, tensor, contents, advance)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
@@ -210,7 +243,10 @@ def checkpoint_bytes(seed: int, tensor: Tensor) -> Iterator[bytes]:
     rng = generator(seed, tensor.name)
     for expert in range(linear.experts or 1):
         if tensor.dtype == "U32":
-            yield rng.bytes(4 * prod(piece))
+            left = 4 * prod(piece)
+            while left:
+                yield rng.bytes(min(left, PIECE_BYTES))
+                left -= min(left, PIECE_BYTES)
         else:
             # Scales and biases are drawn from one stream, so that zero stays in the middle of the codes.
             scales = _scales(seed, linear, expert, piece)

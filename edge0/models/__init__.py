@@ -14,8 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from edge0.checkpoint.header import CheckpointIndex
-from edge0.checkpoint.schema import checkpoint_tensors
+from edge0.checkpoint.arrays import load_arrays, reading
+from edge0.checkpoint.header import CheckpointIndex, TensorEntry
+from edge0.checkpoint.layout import has_records
+from edge0.checkpoint.schema import Tensor, checkpoint_tensors, find_tensor, unplaced_tensors
+from edge0.checkpoint.strict import refuse
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.models import ling, qwen
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
@@ -32,23 +36,50 @@ def load(directory: Path, config: ModelConfig, index: CheckpointIndex, *, stream
     """Load the resident part (`streamed`) or all of the model, evaluated, on the calling thread.
 
     Raises:
-        Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH when a tensor is not what config.json calls for.
+        Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, TENSOR_DUPLICATE when the tensors are not what config.json calls
+            for; CONFIG_MALFORMED when mlx-lm cannot build that model; LAYOUT_MALFORMED when all of a repacked
+            checkpoint is wanted; READ_FAILED, FILE_CHANGED when a shard cannot be read or is no longer the same.
     """
-    for tensor in checkpoint_tensors(config):
-        if ".mlp.pregate." not in tensor.name:
-            index.require(tensor.name, tensor.dtype, tensor.shape)
+    if not streamed and has_records(index.directory):
+        raise Edge0Error(
+            ErrorKind.LAYOUT_MALFORMED,
+            "a repacked checkpoint cannot be loaded as a whole",
+            path=index.directory,
+            hint="the resident arm needs the stacked layout: name the checkpoint that this one was made from",
+        )
+    entries = _entries(config, index, experts=not streamed)
     family = qwen if config.family is QWEN else ling
-    kind = family.StreamedModel if streamed else family.ResidentModel
-    raw = copy.deepcopy(dict(config.raw))  # mlx-lm writes into the config that it is given
-    model = kind(kind.Args.from_dict(raw))
-    weights = model.sanitize(_tensors(index))
-    _quantise(model, config)
+    model = _build(family.StreamedModel if streamed else family.ResidentModel, config, directory)
     dtype = activation_dtype()
-    model.load_weights([(key, w if w.dtype == mx.uint32 else w.astype(dtype)) for key, w in weights.items()])
-    weights.clear()
-    for _, value in tree_flatten(model.parameters()):
-        mx.eval(value)  # one by one: the unconverted copy of only one tensor is alive at a time
+    with reading(index.shards):
+        weights = model.sanitize(load_arrays(entries))
+        _quantise(model, config)
+        model.load_weights([(key, w if w.dtype == mx.uint32 else w.astype(dtype)) for key, w in weights.items()])
+        weights.clear()
+        for _, value in tree_flatten(model.parameters()):
+            mx.eval(value)  # one by one: the unconverted copy of only one tensor is alive at a time
     return model.eval()
+
+
+def _entries(config: ModelConfig, index: CheckpointIndex, experts: bool) -> dict[Tensor, TensorEntry]:
+    """Where each tensor lies that is to be loaded; those of experts only on demand, left-overs never."""
+    wanted = (t for t in checkpoint_tensors(config) if not t.is_left_over and (experts or not t.is_expert))
+    entries = {tensor: find_tensor(index, tensor) for tensor in wanted}
+    for entry in unplaced_tensors(index, config):
+        detail = "the model of config.json has no place for this tensor"
+        hint = "check that config.json and the shards are of the same model"
+        refuse(ErrorKind.TENSOR_MISMATCH, detail, entry.path, entry.name, hint=hint)
+    return entries
+
+
+def _build(kind: type[Model], config: ModelConfig, directory: Path) -> Model:
+    raw = copy.deepcopy(dict(config.raw))  # mlx-lm writes into the config that it is given
+    try:
+        return kind(kind.Args.from_dict(raw))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Edge0Error(
+            ErrorKind.CONFIG_MALFORMED, f"no model can be built from it ({error})", path=directory / "config.json"
+        ) from error
 
 
 def _quantise(model: nn.Module, config: ModelConfig) -> None:
@@ -60,14 +91,6 @@ def _quantise(model: nn.Module, config: ModelConfig) -> None:
         return linear is not None and {"group_size": GROUP_SIZE, "bits": linear.bits}
 
     nn.quantize(model, GROUP_SIZE, EXPERT_BITS, class_predicate=quantised)
-
-
-def _tensors(index: CheckpointIndex) -> dict[str, mx.array]:
-    """The checkpoint's tensors, not read yet, from the shards that the index names and no other file."""
-    arrays: dict[str, mx.array] = {}
-    for shard in index.shards:
-        arrays |= mx.load(str(shard.path))
-    return {name: array for name, array in arrays.items() if ".mlp.pregate." not in name}
 
 
 def moe_blocks(model: nn.Module) -> dict[int, StreamedMoE]:

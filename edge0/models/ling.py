@@ -6,13 +6,18 @@ called `experts`, and `kv_b_proj` is quantised (the class wants it split into tw
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
+from edge0.models.pieces import InPieces
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
+
+DELTA_TOKENS, FULL_TOKENS = 32, 256  # tokens of a prompt that KDA and MLA take at a time
 
 
 class LingStreamedMoE(StreamedMoE):
@@ -54,10 +59,7 @@ class ResidentModel(bailing_moe_v3.Model):
         return self.lm_head(self.model.norm(h))
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        renamed = {
-            key.replace(".mlp.experts.", ".mlp.switch_mlp.").replace("conv1d.conv.", "conv1d."): value
-            for key, value in weights.items()
-        }
+        renamed = {key.replace(".mlp.experts.", ".mlp.switch_mlp."): value for key, value in weights.items()}
         for key in [key for key in renamed if key.endswith("kv_b_proj.scales")]:
             stem = key.removesuffix(".scales")
             parts = [renamed.pop(f"{stem}.{part}") for part in ("weight", "scales", "biases")]
@@ -75,6 +77,15 @@ class StreamedModel(ResidentModel):
         for number, layer in enumerate(self.decoder_layers):
             if isinstance(layer.mlp, bailing_moe_v3.BailingSparseMoE):
                 layer.mlp = LingStreamedMoE(layer.mlp, number)
+
+    def attend_in_pieces(self) -> None:
+        """Called once, when weights and adapters are in their places: module names change."""
+        for layer in self.decoder_layers:
+            if layer.is_linear:
+                layer.attention = InPieces(layer.attention, DELTA_TOKENS, create_ssm_mask)
+            else:
+                full = partial(create_attention_mask, return_array=True)
+                layer.attention = InPieces(layer.attention, FULL_TOKENS, full)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         return {key: value for key, value in super().sanitize(weights).items() if ".switch_mlp." not in key}

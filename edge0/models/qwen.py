@@ -7,7 +7,10 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3_5_moe
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
+from edge0.models.pieces import InPieces
 from edge0.streaming.moe import StreamedMoE
+
+DELTA_TOKENS, FULL_TOKENS = 32, 64  # tokens of a prompt that linear and full attention take at a time
 
 
 class QwenStreamedMoE(StreamedMoE):
@@ -55,6 +58,14 @@ class StreamedModel(ResidentModel):
         super().__init__(args)
         for number, layer in enumerate(self.decoder_layers):
             layer.mlp = QwenStreamedMoE(layer.mlp, number)
+
+    def attend_in_pieces(self) -> None:
+        """Called once, when weights and adapters are in their places: module names change."""
+        for layer in self.decoder_layers:
+            if layer.is_linear:
+                layer.linear_attn = InPieces(layer.linear_attn, DELTA_TOKENS, create_ssm_mask)
+            else:
+                layer.self_attn = InPieces(layer.self_attn, FULL_TOKENS, create_attention_mask)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         return {key: value for key, value in super().sanitize(weights).items() if ".switch_mlp." not in key}

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edge0.checkpoint.adapters import Adapter
+from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import head_tensors
 from edge0.routing import multi_hot
 from edge0.tiers import ModelConfig
@@ -26,22 +27,19 @@ class Heads:
         dtype: of features and weights (files hold F16).
 
     Raises:
-        Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH when the file does not fit the model.
+        Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, ADAPTER_MISMATCH when the file does not fit the model;
+            READ_FAILED, FILE_CHANGED when it cannot be read or is no longer the same.
     """
 
     def __init__(self, adapter: Adapter, config: ModelConfig, groups: tuple[tuple[int, ...], ...], dtype: mx.Dtype):
         self._experts, self._dtype = config.experts, dtype
-        adapter.check(head_tensors(config, adapter.owners, _inner_width(adapter)))
-        arrays = mx.load(str(adapter.header.path))
-        self._stacks = {
-            owners: [
-                mx.stack([arrays[f"layers.{owner}.{part}.weight"] for owner in owners]).astype(dtype).swapaxes(-1, -2)
-                for part in PARTS
-            ]
-            for owners in groups
-            if owners
-        }
-        mx.eval(self._stacks)
+        entries = adapter.find(head_tensors(config, adapter.owners, adapter.inner_width))
+        with reading([adapter.header]):
+            arrays = load_arrays(entries)
+            self._stacks = {
+                owners: [_stack(arrays, owners, part, dtype) for part in PARTS] for owners in groups if owners
+            }
+            mx.eval(self._stacks)
 
     def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
         """`[G, T, F]` features of one group to `[G, T, E]` logits: L f + W2 gelu(W1 f), exact gelu, no biases."""
@@ -65,7 +63,6 @@ class Heads:
         return mx.zeros((1, 1, self._experts), dtype=self._dtype)
 
 
-def _inner_width(adapter: Adapter) -> int:
-    """The heads' hidden width, which only the file knows; 0 where its first fc1 is missing or no matrix."""
-    first = adapter.header.tensors.get(f"layers.{adapter.owners[0]}.fc1.weight") if adapter.owners else None
-    return first.shape[0] if first is not None and first.shape else 0
+def _stack(arrays: dict[str, mx.array], owners: tuple[int, ...], part: str, dtype: mx.Dtype) -> mx.array:
+    """One weight of all these owners' heads, transposed: `[G, in, out]`."""
+    return mx.stack([arrays[f"layers.{owner}.{part}.weight"] for owner in owners]).astype(dtype).swapaxes(-1, -2)

@@ -2,7 +2,8 @@
 
 MLX does not see those writes, so soundness is kept here. A slot is handed out for writing only while no lease pins it;
 a lease is released only after every graph that reads its slots was evaluated; the arrays are referenced for as long as
-the bank lives and never become parameters. Knows nothing of layers' meaning, routing or time.
+the bank lives and never become parameters. The first and the second run of `experts` slots are also the two layer
+buffers of long prompts: a whole layer lies there in its own order. Knows nothing of layers' meaning, routing or time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout, PartSpec
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.reader import Reader, Target
-from edge0.telemetry.loads import Recorder
+from edge0.streaming.reader import Reader, Target, joined
+from edge0.telemetry.loads import PREFETCH, PREFILL, WHOLE, Recorder
 
 Key = tuple[int, int]  # layer, expert
 
@@ -34,9 +35,17 @@ def _widens(spec: PartSpec, dtype: mx.Dtype) -> bool:
 class Lease:
     """Some experts of one layer, on their way or there. Valid from `wait` to `release`."""
 
-    def __init__(self, bank: Bank, layer: int, experts: np.ndarray, slots: np.ndarray, pending: dict[Key, Future]):
+    def __init__(
+        self,
+        bank: Bank,
+        layer: int,
+        experts: np.ndarray,
+        slots: np.ndarray,
+        pending: dict[Key, Future],
+        purpose: str = PREFILL,
+    ):
         self.layer, self.experts, self.slots = layer, experts, slots
-        self._bank, self._pending = bank, pending
+        self._bank, self._pending, self._purpose = bank, pending, purpose
 
     @property
     def stacks(self) -> Sequence[mx.array]:
@@ -45,12 +54,17 @@ class Lease:
     def wait(self) -> None:
         """Block until every expert is in its slot.
 
+        A prefetch that failed is read once more for whoever needs its expert now.
+
         Raises:
             Edge0Error: READ_FAILED; what was not read is forgotten, so that a later request reads it again.
         """
         failure: BaseException | None = None
         for key, future in self._pending.items():
             error = future.exception()
+            if error is not None and self._purpose != PREFETCH and self._bank.was_a_hint(future):
+                future = self._bank.read_again(key, future, self._purpose)
+                error = future.exception()
             if error is not None:
                 self._bank.forget(key, future)
                 failure = failure or error
@@ -83,7 +97,7 @@ class Bank:
         self.nbytes = slots * slot_bytes(layout.specs, dtype)
         self.stacks: list[mx.array] = []
         self._raw: list[mx.array] = []
-        memories: list[tuple[memoryview, int, bool]] = []
+        self._memories: list[tuple[memoryview, int, bool]] = []  # of each piece: memory, bytes per slot, widen
         for spec in layout.specs:
             kind = mx.uint32 if spec.dtype == "U32" else dtype if _widens(spec, dtype) else mx.bfloat16
             stack = mx.zeros((slots, *spec.shape), dtype=kind)
@@ -94,15 +108,13 @@ class Bank:
             memory = memoryview(raw).cast("B")  # zeros were written: no read pays for the first touch of a page
             self.stacks.append(stack)
             self._raw.append(raw)
-            memories.append((memory, len(memory) // slots, _widens(spec, dtype)))
-        self._targets = [
-            tuple(Target(memory[slot * size : (slot + 1) * size], widen) for memory, size, widen in memories)
-            for slot in range(slots)
-        ]
+            self._memories.append((memory, len(memory) // slots, _widens(spec, dtype)))
+        self._targets = [self._run(slot, 1) for slot in range(slots)]
         self._slot_of: OrderedDict[Key, int] = OrderedDict()  # oldest use first
         self._free = list(range(slots - 1, -1, -1))
         self._pins = [0] * slots
         self._loading: dict[Key, Future] = {}
+        self._hints: set[Future] = set()  # those of them that are prefetches
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease:
         """Pin the slots of some experts (sorted, unique ids) and start reading those that are not there.
@@ -116,17 +128,107 @@ class Bank:
             keys = [(layer, expert) for expert in experts.tolist()]
             self._forget_failed(keys)
             # Hits are pinned first, so that no miss may take their slots.
-            for key in [key for key in keys if key in self._slot_of]:
+            hits = [key for key in keys if key in self._slot_of]
+            for key in hits:
                 self._pin(key, pinned, pending)
             for key in [key for key in keys if key not in self._slot_of]:
-                self._slot_of[key] = slot = self._take_slot()
-                record = self._recorder.load(*key, purpose, self._layout.expert_bytes)
-                self._loading[key] = self._reader.submit(record, self._layout.ranges(*key), self._targets[slot])
+                self._slot_of[key] = self._take_slot()
+                self._read(key, purpose)
                 self._pin(key, pinned, pending)
+            self._recorder.totals.hits += len(hits)
+            self._recorder.totals.loads += len(keys) - len(hits)
         except BaseException:
             self.unpin(np.array(pinned, np.uint32))
             raise
-        return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending)
+        return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending, purpose)
+
+    def _read(self, key: Key, purpose: str) -> Future:
+        """Start to read an expert into its slot."""
+        ranges = self._layout.ranges(*key)
+        record = self._recorder.load(*key, purpose, ranges)
+        self._loading[key] = future = self._reader.submit(record, ranges, self._targets[self._slot_of[key]])
+        if purpose == PREFETCH:
+            self._hints.add(future)
+        return future
+
+    def was_a_hint(self, future: Future) -> bool:
+        return future in self._hints
+
+    def read_again(self, key: Key, failed: Future, purpose: str) -> Future:
+        """The read that took the place of a failed one, for a lease that still pins its slot; started if none has."""
+        current = self._loading.get(key)
+        if current is failed:
+            self._hints.discard(failed)
+            return self._read(key, purpose)
+        return current or failed
+
+    def request_layer(self, layer: int, buffer: int) -> Lease:
+        """Read a whole layer into layer buffer 0 or 1, over whatever lay there, and pin it.
+
+        Raises:
+            Edge0Error: BANK_TOO_SMALL when somebody still reads that buffer.
+        """
+        count = self._layout.experts
+        first = buffer * count
+        slots = range(first, first + count)
+        if not self.buffer_free(buffer):
+            raise self._all_in_use(f"layer buffer {buffer} is in use")
+        for key in [key for key, slot in self._slot_of.items() if slot in slots or key[0] == layer]:
+            self._vacate(key)
+        self._free = [slot for slot in self._free if slot not in slots]
+        pending: dict[Key, Future] = {}
+        pieces = self._layout.layer_ranges(layer)
+        if self._layout.stacked:
+            whole = joined(
+                [
+                    self._reader.submit(self._recorder.load(layer, WHOLE, PREFILL, (piece,)), (piece,), (target,))
+                    for piece, target in zip(pieces, self._run(first, count), strict=True)
+                ]
+            )
+            pending = {(layer, expert): whole for expert in range(count)}
+        else:
+            for expert, piece in enumerate(pieces):
+                record = self._recorder.load(layer, expert, PREFILL, (piece,))
+                pending[layer, expert] = self._reader.submit(record, (piece,), self._targets[first + expert])
+        for expert, slot in enumerate(slots):
+            self._slot_of[layer, expert] = slot
+            self._pins[slot] += 1
+        self._loading |= pending
+        self._recorder.totals.loads += count
+        return Lease(self, layer, np.arange(count), np.array(slots, np.uint32), pending)
+
+    def buffer_free(self, buffer: int) -> bool:
+        """Whether the bank has that layer buffer and nobody reads it."""
+        first, end = buffer * self._layout.experts, (buffer + 1) * self._layout.experts
+        return end <= self.capacity and not any(self._pins[first:end])
+
+    def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
+        """For each of some experts, whether it is in memory and its read has ended."""
+        keys = [(layer, expert) for expert in experts.tolist()]
+        return np.array([key in self._slot_of and self._read_has_ended(key) for key in keys], bool)
+
+    @property
+    def available(self) -> int:
+        """Slots that no lease pins."""
+        return self._pins.count(0)
+
+    def _read_has_ended(self, key: Key) -> bool:
+        future = self._loading.get(key)
+        return future is None or (future.done() and future.exception() is None)
+
+    def _run(self, slot: int, count: int) -> tuple[Target, ...]:
+        """The memory of `count` neighbouring slots, piece by piece."""
+        return tuple(
+            Target(memory[slot * size : (slot + count) * size], widen) for memory, size, widen in self._memories
+        )
+
+    def _vacate(self, key: Key) -> None:
+        """Forget an expert; its slot is free once no lease pins it, and nothing is being written to it."""
+        future = self._loading.pop(key, None)
+        if future is not None:
+            wait([future])
+            self._hints.discard(future)
+        self._free.append(self._slot_of.pop(key))
 
     def _pin(self, key: Key, pinned: list[int], pending: dict[Key, Future]) -> None:
         """Hold one expert's slot, make it the most recently used, and note its read if that has not ended well."""
@@ -134,13 +236,10 @@ class Bank:
         self._slot_of.move_to_end(key)
         self._pins[slot] += 1
         pinned.append(slot)
-        future = self._loading.get(key)
-        if future is None:
-            return
-        if future.done() and future.exception() is None:
-            del self._loading[key]
+        if self._read_has_ended(key):
+            self._hints.discard(self._loading.pop(key, None))
         else:
-            pending[key] = future
+            pending[key] = self._loading[key]
 
     def _forget_failed(self, keys: list[Key]) -> None:
         """A read that failed for somebody who no longer waits is read again, not reported to somebody else."""
@@ -156,7 +255,7 @@ class Bank:
     def forget(self, key: Key, future: Future) -> None:
         """Drop an expert whose read failed; its slot holds nothing that may be used."""
         if self._loading.get(key) is future:
-            del self._loading[key]
+            self._hints.discard(self._loading.pop(key))
             self._free.append(self._slot_of.pop(key))
 
     def _take_slot(self) -> int:
@@ -176,14 +275,15 @@ class Bank:
                 break
             candidate = candidate or key
         if candidate is None:
-            raise Edge0Error(
-                ErrorKind.BANK_TOO_SMALL,
-                "every slot of the bank is in use",
-                expected="a free slot",
-                found=f"all {self.capacity} pinned",
-                hint="another request holds predictions; release it, or give the bank more memory",
-            )
-        future = self._loading.pop(candidate, None)
-        if future is not None:
-            wait([future])
-        return self._slot_of.pop(candidate)
+            raise self._all_in_use("every slot of the bank is in use")
+        self._vacate(candidate)
+        return self._free.pop()
+
+    def _all_in_use(self, what: str) -> Edge0Error:
+        return Edge0Error(
+            ErrorKind.BANK_TOO_SMALL,
+            what,
+            expected="a free slot",
+            found=f"{self.capacity - self.available} of {self.capacity} pinned",
+            hint="another request holds predictions; release it, or give the bank more memory",
+        )

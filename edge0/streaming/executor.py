@@ -1,15 +1,18 @@
-"""How a layer's routed experts are found and applied: the exact path and the staged path (paper section 3.1).
+"""How a layer's routed experts are found and applied: the four paths (paper section 3.1; design, section 4).
 
-exact    the router decides; its choice comes to the host, missing experts are read, one gather applies them. Also the
-         way of prefill, in blocks of experts, so that a prompt may touch more experts than memory holds.
-staged   the route was predicted one token earlier and its experts are in memory: no look at the host in between.
+exact        the router decides; its choice comes to the host, missing experts are read, one gather applies them.
+hot          the same, but experts that are in memory compute while the missing ones are read. In a prompt the missing
+             ones come in blocks, so that it may touch more experts than memory holds.
+staged       the route was predicted one token earlier and its experts are in memory: no look at the host in between.
+whole-layer  a long prompt: every expert of the layer is in a layer buffer, the next layer is being read meanwhile.
 
-Both give the same bits for the same route. A routed expert that is not there is an error of the step, never a zero.
+All give the same bits for the same route. A routed expert that is not there is an error of the step, never a zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,13 +23,17 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.routing import Router
 from edge0.streaming.experts import expert_mlp
 from edge0.streaming.moe import StreamedMoE
+from edge0.streaming.prefill import WholeLayers
 from edge0.telemetry.loads import COMPUTE, DEMAND, LOADS, PREFILL, Recorder
+
+BLOCK_EXPERTS = 16  # missing experts of a prompt that are applied together
 
 
 class Lease(Protocol):
     """Some experts of one layer that were asked for; see `bank.Lease`."""
 
     experts: np.ndarray  # sorted ids
+    slots: np.ndarray  # rows of the stacks, one per expert
     stacks: Sequence[mx.array]
 
     def wait(self) -> None: ...
@@ -40,7 +47,10 @@ class Store(Protocol):
     capacity: int  # experts
     nbytes: int
 
+    available: int  # experts that can be asked for now
+
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease: ...
+    def held(self, layer: int, experts: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -55,10 +65,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Executed:
-    """What one layer saw and routed: `[1, T, D]` and `[1, T, K]`."""
+    """What one layer saw and routed: `[1, T, D]` and `[1, T, K]`; of a prompt the last two tokens."""
 
     x: mx.array
     indices: mx.array
+
+    @classmethod
+    def of(cls, x: mx.array, indices: mx.array) -> Executed:
+        """Of a prompt the last tokens are copied out, or the layers' inputs would all stay in memory until its end."""
+        tokens = x.shape[1]
+        if tokens <= 2:
+            return cls(x, indices)
+        last = mx.array([tokens - 2, tokens - 1])
+        kept = cls(mx.take(x, last, axis=1), mx.take(indices, last, axis=1))
+        mx.async_eval(kept.x, kept.indices)
+        return kept
 
 
 @dataclass
@@ -68,39 +89,117 @@ class Running:
     predictions: dict[int, Prediction] = field(default_factory=dict)
     executed: dict[int, Executed] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
+    whole: WholeLayers | None = None
 
 
 class Executor:
-    """Applies routed experts for every block of the model; the engine sets `running` before each pass."""
+    """Applies routed experts for every block of the model; the engine sets `running` before each pass.
 
-    def __init__(self, store: Store, router: Router, recorder: Recorder):
-        self._store, self._router, self._recorder = store, router, recorder
+    Args:
+        native: "hot" or "exact", for layers that route for themselves.
+    """
+
+    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str):
+        self._store, self._router, self._recorder, self._native = store, router, recorder, native
         self.running = Running()
 
     def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
-        prediction = self.running.predictions.get(block.layer)
+        prediction, whole = self.running.predictions.get(block.layer), self.running.whole
         if prediction is not None:
             return self._staged(block, x, prediction)
-        indices, weights = self._router(block.logits(x), block.bias())
-        self.running.executed[block.layer] = Executed(x, indices)
+        if whole is not None and block.layer in whole:
+            return self._whole_layer(block, x, whole)
+        indices, weights = self._route(block, x)
         with self._recorder.waiting(COMPUTE, block.layer):
             mx.async_eval(indices)
             mx.async_eval(shared)  # does not depend on the route: computes while the host looks at it and reads
             ids = np.array(indices)
-        outputs = self._exact(block, x, ids) if x.shape[1] == 1 else self._blocks(block, x, ids)
+        if whole is not None:
+            whole.leave()  # the route was looked at, so the layer before has been evaluated
+        outputs = self._step(block, x, ids) if x.shape[1] == 1 else self._prompt(block, x, ids)
         return outputs, weights
+
+    def _route(self, block: StreamedMoE, x: mx.array) -> tuple[mx.array, mx.array]:
+        indices, weights = self._router(block.logits(x), block.bias())
+        self.running.executed[block.layer] = Executed.of(x, indices)
+        return indices, weights
 
     def _staged(self, block: StreamedMoE, x: mx.array, prediction: Prediction) -> tuple[mx.array, mx.array]:
         self.running.executed[block.layer] = Executed(x, prediction.indices)
         self.running.leases.append(prediction.lease)
         return self._apply(block, x, prediction.ids, prediction.lease), prediction.weights
 
-    def _exact(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
-        lease = self._store.request(block.layer, np.unique(ids), DEMAND)
-        self.running.leases.append(lease)
+    def _whole_layer(self, block: StreamedMoE, x: mx.array, whole: WholeLayers) -> tuple[mx.array, mx.array]:
+        with self._recorder.waiting(COMPUTE, block.layer):
+            mx.eval(x)  # with it every graph that reads the layer before
+        lease = whole.enter()
         with self._recorder.waiting(LOADS, block.layer):
             lease.wait()
-        return self._apply(block, x, ids, lease)
+        indices, weights = self._route(block, x)
+        rows = mx.array(lease.slots)[indices]
+        return expert_mlp(x, rows, lease.stacks), weights
+
+    def _step(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
+        """One token, exact or hot."""
+        experts = np.unique(ids)
+        held = self._store.held(block.layer, experts) if self._native == "hot" else np.zeros(len(experts), bool)
+        cuts = [cut for cut in (experts[held], experts[~held]) if len(cut)]
+        outputs, order, leases = [], [], []
+        for cut in cuts:
+            leases.append(self._store.request(block.layer, cut, DEMAND))
+            self.running.leases.append(leases[-1])
+        for lease in leases:
+            try:
+                with self._recorder.waiting(LOADS, block.layer):
+                    lease.wait()
+            except Edge0Error:
+                mx.eval(outputs)  # nothing may run on slots that are about to be let go
+                raise
+            places = np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
+            outputs.append(self._apply(block, x, ids[..., places], lease))
+            order.append(places)
+            if len(cuts) > 1:
+                mx.async_eval(outputs[-1])
+        if len(cuts) == 1:
+            return outputs[0]
+        return mx.concatenate(outputs, axis=-2)[..., mx.array(np.argsort(np.concatenate(order))), :]
+
+    def _prompt(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
+        """Many tokens: block after block of experts, further blocks being read while one computes."""
+        flat, k = ids.reshape(-1), ids.shape[-1]
+        rows = x.reshape(-1, x.shape[-1])
+        outputs, order = [], []
+        for lease in self._blocks(block.layer, np.unique(ids)):
+            pairs = np.flatnonzero(np.isin(flat, lease.experts))
+            output = self._apply(block, rows[mx.array(pairs // k)], flat[pairs][:, None], lease)[:, 0]
+            with self._recorder.waiting(COMPUTE, block.layer):
+                mx.eval(output)
+            outputs.append(output)
+            order.append(pairs)
+        inverse = mx.array(np.argsort(np.concatenate(order)))
+        return mx.concatenate(outputs)[inverse].reshape(*ids.shape, -1)
+
+    def _blocks(self, layer: int, experts: np.ndarray) -> Iterator[Lease]:
+        """Some experts of a layer, those in memory first; each block is let go when the next one is asked for."""
+        held = self._store.held(layer, experts)
+        room = max(1, min(BLOCK_EXPERTS, self._store.available // 2))  # so that one can be read while one computes
+        cuts = deque(
+            part[start : start + room]
+            for part in (experts[held], experts[~held])
+            for start in range(0, len(part), room)
+        )
+        ahead: deque[Lease] = deque()
+        try:
+            while cuts or ahead:
+                while cuts and (not ahead or len(cuts[0]) <= self._store.available):
+                    ahead.append(self._store.request(layer, cuts.popleft(), PREFILL))
+                with self._recorder.waiting(LOADS, layer):
+                    ahead[0].wait()
+                yield ahead[0]
+                ahead.popleft().release()
+        finally:
+            for lease in ahead:
+                lease.release()
 
     def _apply(self, block: StreamedMoE, x: mx.array, ids: np.ndarray, lease: Lease) -> mx.array:
         """Apply experts that are in memory; one that was routed and is not there ends the step."""
@@ -115,30 +214,3 @@ class Executor:
                 found=f"{absent.tolist()} absent",
             )
         return expert_mlp(x, lease.positions(rows), lease.stacks)
-
-    def _blocks(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
-        """Many tokens: block after block of experts, the next block read while this one computes."""
-        unique, flat, k = np.unique(ids), ids.reshape(-1), ids.shape[-1]
-        rows = x.reshape(-1, x.shape[-1])
-        half = max(1, self._store.capacity // 2)  # two blocks are held at a time
-        cuts = [unique[start : start + half] for start in range(0, len(unique), half)]
-        outputs, order = [], []
-        following = self._store.request(block.layer, cuts[0], PREFILL)
-        for number, experts in enumerate(cuts):
-            lease = following
-            try:
-                if number + 1 < len(cuts):
-                    following = self._store.request(block.layer, cuts[number + 1], PREFILL)
-                    self.running.leases.append(following)
-                with self._recorder.waiting(LOADS, block.layer):
-                    lease.wait()
-                pairs = np.flatnonzero(np.isin(flat, experts))
-                output = self._apply(block, rows[mx.array(pairs // k)], flat[pairs][:, None], lease)[:, 0]
-                with self._recorder.waiting(COMPUTE, block.layer):
-                    mx.eval(output)
-            finally:
-                lease.release()
-            outputs.append(output)
-            order.append(pairs)
-        inverse = mx.array(np.argsort(np.concatenate(order)))
-        return mx.concatenate(outputs)[inverse].reshape(*ids.shape, -1)

@@ -1,5 +1,7 @@
 """The reader threads: they move the bytes of experts from a source into slot memory, demand before prefetch.
 
+A job is some byte ranges and the targets that they fill, in order; a range may fill several targets with one read.
+
 They never touch MLX (a lazy array belongs to the thread that built it); all they see are memoryviews. On CPU the
 scales and biases are widened from bf16 to fp32 on the way, since MLX would otherwise convert the whole bank per step.
 """
@@ -10,7 +12,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,15 +20,19 @@ import numpy as np
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.streaming.source import Source
-from edge0.telemetry.loads import PREFETCH, LoadRecord, Recorder
+from edge0.telemetry.loads import PREFETCH, WHOLE, LoadRecord, Recorder
 
 
 @dataclass(frozen=True)
 class Target:
-    """Memory of one piece of a slot. `widen`: the file has bf16, the memory takes fp32."""
+    """Memory of one piece of a slot, or of many slots. `widen`: the file has bf16, the memory takes fp32."""
 
     memory: memoryview
     widen: bool
+
+    @property
+    def file_bytes(self) -> int:
+        return len(self.memory) // 2 if self.widen else len(self.memory)
 
 
 class Reader:
@@ -62,15 +68,18 @@ class Reader:
         while (job := self._queue.get()[2]) is not None:
             future, record, ranges, targets = job
             try:
-                largest = max((r.nbytes for r, t in zip(ranges, targets, strict=True) if t.widen), default=0)
-                if len(scratch) < largest:
-                    scratch = bytearray(largest)
+                needed = sum(target.file_bytes for target in targets if target.widen)
+                if len(scratch) < needed:
+                    scratch = bytearray(needed)
                 self._recorder.begin(record, ranges)
-                if self._advise:
+                if self._advise and record.expert != WHOLE:  # long reads are read ahead by the kernel
                     self._source.advise(ranges)
                     record.advise_ns = time.monotonic_ns() - record.start_ns
-                for piece, target in zip(ranges, targets, strict=True):
-                    fill(self._source, piece, target, memoryview(scratch))
+                rest = iter(targets)
+                for piece in ranges:
+                    fill(self._source, piece, rest, memoryview(scratch))
+                if next(rest, None) is not None:
+                    raise ValueError("there are more targets than bytes")
                 self._recorder.finish(record)
             except BaseException as error:  # handed to the engine thread, which ends the request
                 future.set_exception(error)
@@ -78,11 +87,46 @@ class Reader:
                 future.set_result(None)
 
 
-def fill(source: Source, piece: ByteRange, target: Target, scratch: memoryview) -> None:
-    """Bring one piece into slot memory."""
-    if not target.widen:
-        source.read(piece, target.memory)
-        return
-    source.read(piece, scratch[: piece.nbytes])
-    patterns = np.frombuffer(scratch, np.uint16, piece.nbytes // 2)
-    np.left_shift(patterns, 16, out=np.frombuffer(target.memory, np.uint32), dtype=np.uint32)
+def fill(source: Source, piece: ByteRange, targets: Iterator[Target], scratch: memoryview) -> None:
+    """Bring one range into as many of the targets as it holds; what is to be widened goes through `scratch`."""
+    memories: list[memoryview] = []
+    widening: list[tuple[Target, memoryview]] = []
+    left, used = piece.nbytes, 0
+    while left > 0:
+        target = next(targets, None)
+        if target is None or target.file_bytes > left:
+            raise ValueError("targets do not fill the range")
+        memory = target.memory
+        if target.widen:
+            memory = scratch[used : used + target.file_bytes]
+            widening.append((target, memory))
+            used += target.file_bytes
+        memories.append(memory)
+        left -= target.file_bytes
+    source.read(piece, memories)
+    for target, memory in widening:
+        patterns = np.frombuffer(memory, np.uint16)
+        np.left_shift(patterns, 16, out=np.frombuffer(target.memory, np.uint32), dtype=np.uint32)
+
+
+def joined(futures: Sequence[Future]) -> Future:
+    """One future for several: it ends when all have, with None or with an error that one of them met."""
+    whole: Future = Future()
+    left, lock = len(futures), threading.Lock()
+
+    def ended(_: Future) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if not last:
+            return
+        error = next((future.exception() for future in futures if future.exception() is not None), None)
+        if error is None:
+            whole.set_result(None)
+        else:
+            whole.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(ended)
+    return whole

@@ -17,12 +17,13 @@ import numpy as np
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
 
+VECTORS = 1024  # memories that one preadv may fill (IOV_MAX of Linux and macOS)
 ADVICE_BYTES = 128 << 10  # one read-ahead request is cut, silently, at the device's request size; this fits all
 
 
 class Source(Protocol):
-    def read(self, piece: ByteRange, memory: memoryview) -> None:
-        """Fill `memory` (`piece.nbytes` bytes) from the file."""
+    def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
+        """Fill `memories` (together `piece.nbytes` bytes) from the file, one after the other."""
 
     def array(self, piece: ByteRange) -> np.ndarray:
         """The bytes as a uint8 array: fresh memory, or a view of the mapping."""
@@ -39,24 +40,29 @@ class PreadSource:
     def __init__(self, paths: Iterable[Path]):
         self._files = {path: _open(path) for path in paths}
 
-    def read(self, piece: ByteRange, memory: memoryview) -> None:
-        """
+    def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
+        """One system call, as long as the OS gives all that it was asked for.
+
         Raises:
             Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
         """
-        done = 0
-        while done < piece.nbytes:
+        done, rest = 0, list(memories)
+        while rest:
             try:
-                count = os.preadv(self._files[piece.path], [memory[done:]], piece.offset + done)
+                count = os.preadv(self._files[piece.path], rest[:VECTORS], piece.offset + done)
             except OSError as error:
                 raise read_failed(piece, str(error)) from error
             if count == 0:
                 raise read_failed(piece, f"the file ends after {done} of {piece.nbytes} bytes")
             done += count
+            while rest and count >= len(rest[0]):
+                count -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][count:]
 
     def array(self, piece: ByteRange) -> np.ndarray:
         fresh = np.empty(piece.nbytes, np.uint8)
-        self.read(piece, memoryview(fresh))
+        self.read(piece, [memoryview(fresh)])
         return fresh
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
@@ -87,9 +93,12 @@ class FaultSource:
             if random:
                 self._maps[path].madvise(mmap.MADV_RANDOM)
 
-    def read(self, piece: ByteRange, memory: memoryview) -> None:
+    def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
         """A storage error here is a SIGBUS of the process: a mapping has no other way to report one."""
-        memory[:] = memoryview(self._maps[piece.path])[piece.offset : piece.offset + piece.nbytes]
+        view, offset = memoryview(self._maps[piece.path]), piece.offset
+        for memory in memories:
+            memory[:] = view[offset : offset + len(memory)]
+            offset += len(memory)
 
     def array(self, piece: ByteRange) -> np.ndarray:
         return np.frombuffer(self._maps[piece.path], np.uint8, piece.nbytes, piece.offset)

@@ -55,12 +55,25 @@ class StackStore:
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> StackLease:
         return StackLease(self, layer, experts, purpose)
 
+    def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
+        """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
+        return np.zeros(len(experts), bool)
+
+    @property
+    def available(self) -> int:
+        return self.capacity
+
+    def buffer_free(self, buffer: int) -> bool:
+        """There are no layer buffers."""
+        return False
+
     def bundles(self, layer: int, experts: np.ndarray, purpose: str) -> list[Bundle]:
         """The bundles of some experts, reading those that the LRU lacks."""
         found = []
         for expert in experts.tolist():
             key = (layer, expert)
             bundle = self._bundles.pop(key, None)
+            self._recorder.totals.hits += bundle is not None
             if bundle is None:
                 bundle = self._load(key, purpose)
             self._bundles[key] = bundle
@@ -70,8 +83,9 @@ class StackStore:
         return found
 
     def _load(self, key: Key, purpose: str) -> Bundle:
-        record = self._recorder.load(*key, purpose, self._layout.expert_bytes)
-        ranges = self._layout.ranges(*key)
+        ranges = self._layout.pieces(*key)
+        self._recorder.totals.loads += 1
+        record = self._recorder.load(*key, purpose, ranges)
         self._recorder.begin(record, ranges)
         bundle = []
         for piece, spec in zip(ranges, self._layout.specs, strict=True):

@@ -1,7 +1,8 @@
-"""What is written down while the engine runs: one record per expert read, one per wait of the engine thread.
+"""What is written down while the engine runs: totals always, and for a measurement a row per read and per wait.
 
-Records are appended by several threads and read after the run; nothing here decides anything. Times are monotonic
-nanoseconds. The state of the page cache is not known here: an observer may add it to each load.
+Totals are kept by the engine thread and do not grow. Rows are appended by several threads, are read after the run, and
+grow with it: only who asks for them gets them. Nothing here decides anything. Times are monotonic nanoseconds. The
+state of the page cache is not known here: an observer may add it to each load.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,17 +19,20 @@ from edge0.checkpoint.layout import ByteRange
 
 DEMAND, PREFETCH, PREFILL = "demand", "prefetch", "prefill"
 LOADS, COMPUTE = "loads", "compute"  # what the engine thread waits for
+WHOLE = -1  # as a record's expert: one of the nine stacked tensors of a whole layer
 
 
 @dataclass(slots=True)
 class LoadRecord:
-    """One expert read. Cold and in-flight bytes are -1 where no observer looked."""
+    """One expert read, or one stacked tensor of a layer (expert WHOLE). Cold and in-flight bytes are -1 where no
+    observer looked."""
 
     step: int  # the step that asked for it; -1 before the first decode step
     layer: int
     expert: int
     purpose: str
     asked_bytes: int
+    calls: int  # reads asked of the operating system
     submit_ns: int
     start_ns: int = 0  # after the observer's probe
     end_ns: int = 0
@@ -48,11 +52,24 @@ class LoadObserver(Protocol):
 
 
 @dataclass
+class Totals:
+    """Sums since the engine was opened. A hit is an expert that was asked for and needed no read of its own."""
+
+    loads: int = 0
+    hits: int = 0
+    asked_bytes: int = 0
+    calls: int = 0
+    loads_wait_ns: int = 0  # of the engine thread, for reads
+
+
+@dataclass
 class Recorder:
-    """Collects the records of one engine. `step` is set by the engine thread."""
+    """Collects what one engine does. `step` is set by the engine thread. `rows`: keep `loads`, `waits`, `observing`."""
 
     observer: LoadObserver | None = None
+    rows: bool = False
     step: int = -1
+    totals: Totals = field(default_factory=Totals)
     loads: list[LoadRecord] = field(default_factory=list)
     waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
     drops: Counter[int] = field(default_factory=Counter)  # step -> routed experts not in memory; each ended its step
@@ -71,10 +88,18 @@ class Recorder:
         try:
             yield
         finally:
-            self.waits.append((self.step, reason, layer, time.monotonic_ns() - start))
+            took = time.monotonic_ns() - start
+            if reason == LOADS:
+                self.totals.loads_wait_ns += took
+            if self.rows:
+                self.waits.append((self.step, reason, layer, took))
 
-    def load(self, layer: int, expert: int, purpose: str, nbytes: int) -> LoadRecord:
-        return LoadRecord(self.step, layer, expert, purpose, nbytes, time.monotonic_ns())
+    def load(self, layer: int, expert: int, purpose: str, ranges: Sequence[ByteRange]) -> LoadRecord:
+        """A record of a read that the engine thread is about to ask for."""
+        nbytes = sum(piece.nbytes for piece in ranges)
+        self.totals.asked_bytes += nbytes
+        self.totals.calls += len(ranges)
+        return LoadRecord(self.step, layer, expert, purpose, nbytes, len(ranges), time.monotonic_ns())
 
     def begin(self, record: LoadRecord, ranges: tuple[ByteRange, ...]) -> None:
         """Called by the loading thread right before the first byte is asked for."""
@@ -91,9 +116,10 @@ class Recorder:
         if self.observer is not None:
             self.observer.after(record)
             self._observed(record, record.end_ns)
-        self.loads.append(record)
+        if self.rows:
+            self.loads.append(record)
 
     def _observed(self, record: LoadRecord, begun_ns: int) -> None:
         """Where the engine thread itself loads, looking costs it time that is not the engine's."""
-        if record.thread == self._engine_thread:
+        if self.rows and record.thread == self._engine_thread:
             self.observing.append((self.step, record.layer, time.monotonic_ns() - begun_ns))

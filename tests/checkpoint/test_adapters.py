@@ -3,12 +3,17 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.numpy import save
 
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.adapters import adapter_path, open_adapter
-from edge0.errors import ErrorKind
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.tiers import LING
 
 KINDS = ("lora", "prerouter")
 
@@ -84,6 +89,20 @@ def test_made_for_something_else(tier, private, kind, rewrite_adapter, refused, 
     )
 
 
+@pytest.mark.parametrize("model", ["Edge0/Edge0-{}-preview", "edge0_{}", "{}", "EDGE0-{}-a3b"])
+def test_names_of_the_model_that_are_accepted(tier, private, kind, rewrite_adapter, model):
+    rewrite_adapter(adapter_path(private, tier.family, kind, 4), fields={"model": model.format(tier.family.tag)})
+    assert open_adapter(private, tier.family, kind, 4).k == 4
+
+
+@pytest.mark.parametrize("model", ["edge0-2{}", "edge0-1.{}", "edge0-{}x", "edge\x1b[0m", "x" * 10_000])
+def test_names_of_other_models(tier, private, kind, rewrite_adapter, refused, model):
+    path = adapter_path(private, tier.family, kind, 4)
+    rewrite_adapter(path, fields={"model": model.format(tier.family.tag)})
+    error = refused(ErrorKind.ADAPTER_MISMATCH, lambda: open_adapter(private, tier.family, kind, 4), path, "model")
+    assert len(str(error)) < 1000
+
+
 def test_an_adapter_of_the_other_family(checkpoints, copy_of, kind, refused):
     for name, other in (("unit-35b", "unit-8b"), ("unit-8b", "unit-35b")):
         directory = copy_of(name)
@@ -132,7 +151,9 @@ def test_malformed_numbers(tier, private, kind, rewrite_adapter, refused, fields
     refused(ErrorKind.ADAPTER_METADATA, lambda: open_adapter(private, tier.family, kind, 4), path, "__metadata__")
 
 
-@pytest.mark.parametrize("owners", [None, "", "6", "null", "[6, ", "[[1]]", '["a"]', "[null]"])
+@pytest.mark.parametrize(
+    "owners", [None, "", "6", "null", "[6, ", "[[1]]", '["a"]', "[null]", "[1.0]", "[true]", "[1e999]"]
+)
 def test_malformed_owners(tier, private, rewrite_adapter, refused, owners):
     path = adapter_path(private, tier.family, "prerouter", 4)
     rewrite_adapter(path, fields={"owners": owners})
@@ -154,3 +175,27 @@ def test_a_cut_adapter_file(tier, private, kind, refused, keep):
     if 0 <= keep < 8:
         expected = ErrorKind.HEADER_TOO_SHORT
     refused(expected, lambda: open_adapter(private, tier.family, kind, 4), path)
+
+
+FIELDS = ("model", "kind", "K", "r", "alpha", "format_version", "owners")
+TEXTS = st.sampled_from(["8b", "prerouter", "8", "16", "1", "[7]", "[7, 7]", "", "-1", "[]", "1e9", "\x1b", "\ud800"])
+VALUES = st.recursive(TEXTS | st.text() | st.none() | st.integers(), lambda inner: st.lists(inner, max_size=2))
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(fields=st.dictionaries(st.sampled_from(FIELDS), VALUES), cut=st.integers(0, 200) | st.none())
+def test_no_metadata_escapes(scratch, fields, cut):
+    """An adapter, or one printable line: whatever stands in the nested metadata."""
+    good = {"model": "8b", "kind": "prerouter", "K": "8", "r": "16", "alpha": "32", "format_version": "1"}
+    text = json.dumps(good | {"owners": "[7]"} | fields)[:cut]
+    (scratch / "prerouter_edge0_8b.safetensors").write_bytes(save({"t": np.zeros(1)}, {"__metadata__": text}))
+    try:
+        assert open_adapter(scratch, LING, "prerouter", 8).k == 8
+    except Edge0Error as error:
+        assert str(error).isprintable() and len(str(error)) < 1000
+        assert error.kind in (ErrorKind.ADAPTER_METADATA, ErrorKind.ADAPTER_MISMATCH)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("adapter")

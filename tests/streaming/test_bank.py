@@ -16,7 +16,7 @@ from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind
 from edge0.checkpoint.layout import ByteRange, PartSpec
 from edge0.streaming.bank import Bank, slot_bytes
 from edge0.streaming.reader import Reader
-from edge0.telemetry.loads import DEMAND, PREFETCH, Recorder
+from edge0.telemetry.loads import DEMAND, PREFETCH, WHOLE, Recorder
 
 LAYERS, EXPERTS = 3, 5
 SPECS = tuple(
@@ -29,10 +29,20 @@ SPECS = tuple(
 class Layout:
     """Ranges that name their expert; there is no file behind them."""
 
-    specs, expert_bytes = SPECS, sum(spec.nbytes for spec in SPECS)
+    specs, experts = SPECS, EXPERTS
+
+    def __init__(self, stacked=True):
+        self.stacked = stacked
 
     def ranges(self, layer, expert):
         return tuple(ByteRange(Path(f"{layer}.{expert}"), part, spec.nbytes) for part, spec in enumerate(SPECS))
+
+    def layer_ranges(self, layer):
+        if self.stacked:
+            parts = enumerate(SPECS)
+            return tuple(ByteRange(Path(f"{layer}.all"), part, EXPERTS * spec.nbytes) for part, spec in parts)
+        nbytes = sum(spec.nbytes for spec in SPECS)
+        return tuple(ByteRange(Path(f"{layer}.{expert}"), 0, nbytes) for expert in range(EXPERTS))
 
 
 def contents(key, part):
@@ -76,7 +86,9 @@ class LateReader:
         future = Promise()
         for target in targets:
             np.frombuffer(target.memory, np.uint8)[:] = 0xEE
-        self.jobs.append(((record.layer, record.expert), future, targets))
+        # A stacked tensor of a whole layer is told by its part, which the range's offset is here.
+        part = ranges[0].offset if record.expert == WHOLE else None
+        self.jobs.append(((record.layer, record.expert if part is None else ("part", part)), future, targets))
         return future
 
     def finish(self, job, error=None):
@@ -85,8 +97,12 @@ class LateReader:
         if error is not None:
             future.set_exception(error)
             return
-        for part, target in enumerate(targets):
-            raw = contents(key, part)
+        layer, expert = key
+        if isinstance(expert, tuple):
+            pieces = [np.concatenate([contents((layer, e), expert[1]) for e in range(EXPERTS)])]
+        else:
+            pieces = [contents(key, part) for part in range(len(SPECS))]
+        for raw, target in zip(pieces, targets, strict=True):
             if target.widen:
                 raw = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.uint8)
             np.frombuffer(target.memory, np.uint8)[:] = raw
@@ -106,7 +122,7 @@ def pick(data, entries):
 class BankMachine(RuleBasedStateMachine):
     """Requests, releases and reads that end well or badly, in any order. The model keeps keys in order of last use."""
 
-    @initialize(capacity=st.integers(2, 6), dtype=st.sampled_from([mx.float32, mx.bfloat16]))
+    @initialize(capacity=st.sampled_from([2, 3, 4, 6, 11]), dtype=st.sampled_from([mx.float32, mx.bfloat16]))
     def make(self, capacity, dtype):
         self.dtype, self.capacity, self.reader = dtype, capacity, LateReader()
         self.bank = Bank(Layout(), capacity, dtype, self.reader, Recorder())
@@ -125,7 +141,9 @@ class BankMachine(RuleBasedStateMachine):
         keys = [(layer, expert) for expert in sorted(experts)]
         hits = [key for key in keys if key in self.lru]
         evictable = [key for key in self.lru if key not in self.pinned() | self.loading() | set(hits)]
-        free = self.capacity - len(self.lru)
+        # Somebody may still lease the slot of an expert whose layer was read whole since: two copies for a while.
+        leased = {int(slot) for lease, _ in self.leases + self.ready for slot in lease.slots}
+        free = self.capacity - len(self.lru) - len(leased - set(self.bank._slot_of.values()))
         misses = [key for key in keys if key not in self.lru][: free + len(evictable)]  # see exhaustion below
         keys = sorted(hits + misses)
         if not keys:
@@ -143,6 +161,33 @@ class BankMachine(RuleBasedStateMachine):
         taken = {int(slot) for slot, key in zip(lease.slots, keys, strict=True) if key in misses}
         assert not taken & busy and len(set(lease.slots.tolist())) == len(keys)
         self.leases.append((lease, keys))
+
+    @precondition(lambda self: self.capacity >= EXPERTS)
+    @rule(layer=st.integers(0, LAYERS - 1), buffer=st.integers(0, 1))
+    def request_layer(self, layer, buffer):
+        """A whole layer; its reads are ended by whoever waits, all at once."""
+        span = range(buffer * EXPERTS, (buffer + 1) * EXPERTS)
+        busy = {int(slot) for lease, _ in self.leases + self.ready for slot in lease.slots}
+        if busy & set(span) or span.stop > self.capacity:
+            assert not self.bank.buffer_free(buffer)
+            return
+        displaced = [key for key, slot in self.bank._slot_of.items() if slot in span or key[0] == layer]
+        for job in [job for job in self.reader.jobs if job[0] in displaced]:
+            self.reader.finish(job)  # the bank waits for reads into slots that it is about to give away
+        if any(isinstance(expert, tuple) for (_, expert), _, _ in self.reader.jobs):
+            return
+        lease = self.bank.request_layer(layer, buffer)
+        keys = [(layer, expert) for expert in range(EXPERTS)]
+        for key in displaced:
+            self.lru.pop(key, None)
+        for key in keys:
+            self.lru[key] = None
+            self.lru.move_to_end(key)
+        for job in [job for job in self.reader.jobs if isinstance(job[0][1], tuple)]:
+            self.reader.finish(job)
+        lease.wait()
+        assert lease.slots.tolist() == list(span)
+        self.ready.append((lease, keys))
 
     @precondition(lambda self: self.reader.jobs)
     @rule(data=st.data())
@@ -275,6 +320,75 @@ def test_least_recently_used_goes_first_and_a_hit_counts_as_a_use(reader):
     assert [key for key, _, _ in reader.jobs] == [(0, 1)]
 
 
+def test_the_layers_of_both_layouts_lie_in_their_buffer_in_order():
+    for stacked in (True, False):
+        reader = LateReader()
+        bank = Bank(Layout(stacked), 2 * EXPERTS, mx.float32, reader, Recorder())
+        other = ask(bank, 2, 1, 3)
+        finish_all(reader)
+        other.release()
+        for buffer, layer in ((1, 1), (0, 2)):
+            lease = bank.request_layer(layer, buffer)
+            assert len(reader.jobs) == (len(SPECS) if stacked else EXPERTS)
+            if not stacked:  # one read fills the nine pieces of an expert
+                assert all(len(targets) == len(SPECS) for _, _, targets in reader.jobs)
+            finish_all(reader)
+            lease.wait()
+            assert lease.slots.tolist() == list(range(buffer * EXPERTS, (buffer + 1) * EXPERTS))
+            for expert in range(EXPERTS):
+                for part, found in enumerate(bytes_of(lease, expert)):
+                    assert np.array_equal(found, stored((layer, expert), part, mx.float32))
+        assert bank.held(2, np.arange(EXPERTS)).all() and bank.held(1, np.arange(EXPERTS)).all()
+        assert not bank.buffer_free(0) and not bank.buffer_free(1) and bank.available == 0
+
+
+def test_a_layer_buffer_in_use_is_refused_and_a_bank_without_one_has_none(reader, refused):
+    bank = small_bank(reader, 2 * EXPERTS - 1)
+    assert bank.buffer_free(0) and not bank.buffer_free(1)
+    lease = bank.request_layer(0, 0)
+    refused(ErrorKind.BANK_TOO_SMALL, lambda: bank.request_layer(1, 0), "layer buffer 0")
+    finish_all(reader)
+    lease.release()
+    bank.request_layer(1, 0)
+
+
+def test_a_whole_layer_that_was_not_read_is_forgotten(reader):
+    bank = small_bank(reader, EXPERTS)
+    lease = bank.request_layer(0, 0)
+    reader.finish(reader.jobs[4], OSError("gone"))
+    assert not bank.held(0, np.arange(EXPERTS)).any()
+    finish_all(reader)
+    with pytest.raises(OSError, match="gone"):
+        lease.wait()
+    lease.release()
+    assert bank.available == EXPERTS and not bank.held(0, np.arange(EXPERTS)).any()
+    again = ask(bank, 0, 0, 1, 2)
+    assert len(reader.jobs) == 3
+    finish_all(reader)
+    again.wait()
+
+
+def test_an_expert_that_somebody_leases_is_not_lost_when_its_layer_is_read_whole(reader):
+    """Two copies for a while: the old slot serves who has it, and is free again when they let go."""
+    bank = small_bank(reader, 2 * EXPERTS)
+    blocker = ask(bank, 1, *range(EXPERTS))
+    kept = ask(bank, 0, 2)
+    finish_all(reader)
+    blocker.release()
+    (slot,) = kept.slots.tolist()
+    buffer = 0 if slot >= EXPERTS else 1
+    lease = bank.request_layer(0, buffer)
+    finish_all(reader)
+    for either in (kept, lease):
+        either.wait()
+        for part, found in enumerate(bytes_of(either, 2)):
+            assert np.array_equal(found, stored((0, 2), part, mx.float32))
+    assert bank.available == EXPERTS - 1
+    kept.release(), lease.release()
+    assert bank.available == 2 * EXPERTS
+    ask(bank, 2, *range(EXPERTS)), ask(bank, 1, *range(EXPERTS))
+
+
 def test_a_slot_that_is_being_read_into_is_not_taken_while_there_is_another(reader):
     bank = small_bank(reader, 2)
     ask(bank, 0, 0, purpose=PREFETCH).release()
@@ -323,6 +437,36 @@ def test_a_failure_that_nobody_waited_for_is_read_again(reader):
     lease.wait()
 
 
+def test_a_hint_that_failed_is_read_again_for_who_needs_it_now(reader):
+    """The prefetch was on its way when the need arose; its failure is nobody's error but its own."""
+    bank = small_bank(reader, 3)
+    hint, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    reader.finish(reader.jobs[0], OSError("gone"))
+    submit = reader.submit
+    reader.submit = lambda *job: finished(reader, submit(*job))
+    need.wait()
+    assert all(np.array_equal(a, stored((0, 1), p, mx.float32)) for p, a in enumerate(bytes_of(need, 1)))
+    hint.release(), need.release()
+    assert bank.available == 3 and bank.held(0, np.array([1])).all() and not bank._hints
+
+
+def test_a_hint_that_fails_twice_is_an_error(reader):
+    bank = small_bank(reader, 3)
+    hint, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    reader.finish(reader.jobs[0], OSError("gone"))
+    submit = reader.submit
+    reader.submit = lambda *job: finished(reader, submit(*job), OSError("still gone"))
+    with pytest.raises(OSError, match="still gone"):
+        need.wait()
+    hint.release(), need.release()
+    assert bank.available == 3 and not bank.held(0, np.array([1])).any() and not bank._hints
+
+
+def finished(reader, future, error=None):
+    finish_all(reader, error)
+    return future
+
+
 def test_the_slot_of_a_failed_read_is_not_reused_while_it_is_leased(reader):
     bank = small_bank(reader, 2)
     broken, other = ask(bank, 0, 1), ask(bank, 0, 2)
@@ -341,7 +485,8 @@ class HeldSource:
     def __init__(self):
         self.gate = threading.Event()
 
-    def read(self, piece, memory):
+    def read(self, piece, memories):
+        (memory,) = memories
         self.gate.wait()
         key = tuple(int(number) for number in piece.path.name.split("."))
         memory[:] = contents(key, piece.offset).tobytes()
@@ -391,9 +536,12 @@ def test_slots_hold_exactly_the_checkpoints_bytes(checkpoint, advise):
 
 
 def test_hits_are_not_read_again(checkpoint):
-    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30)) as engine:
+    with Engine(checkpoint, EngineOptions(k=2, bank_bytes=1 << 30), Recorder(rows=True)) as engine:
         for _ in range(3):
             lease = engine.store.request(engine.config.moe_layers[0], np.array([1, 4, 9]), DEMAND)
             lease.wait()
             lease.release()
     assert sorted(load.expert for load in engine.recorder.loads) == [1, 4, 9]
+    totals = engine.recorder.totals
+    assert (totals.loads, totals.hits, totals.calls) == (3, 6, 27)
+    assert totals.asked_bytes == 3 * engine.layout.expert_bytes

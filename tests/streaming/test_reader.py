@@ -1,14 +1,17 @@
 """The reader threads: order, errors, the end, and what they write down."""
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.reader import Reader, Target
+from edge0.streaming.reader import Reader, Target, joined
 from edge0.streaming.source import read_failed
 from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL, Recorder
 
@@ -19,7 +22,8 @@ class SlowSource:
     def __init__(self):
         self.started, self.gate, self.order, self.advised = threading.Event(), threading.Event(), [], []
 
-    def read(self, piece, memory):
+    def read(self, piece, memories):
+        (memory,) = memories
         self.started.set()
         self.gate.wait()
         self.order.append(piece.path.name)
@@ -40,7 +44,7 @@ def job(recorder, name, purpose, nbytes=8, widen=False):
     """(record, ranges, targets, memory) of an expert of one piece."""
     memory = bytearray(nbytes * (2 if widen else 1))
     piece = ByteRange(Path(name), 5, nbytes)
-    return recorder.load(0, 0, purpose, nbytes), (piece,), [Target(memoryview(memory), widen)], memory
+    return recorder.load(0, 0, purpose, (piece,)), (piece,), [Target(memoryview(memory), widen)], memory
 
 
 def test_demand_goes_before_prefetch_and_otherwise_first_come_first_served(source):
@@ -65,7 +69,7 @@ def test_demand_goes_before_prefetch_and_otherwise_first_come_first_served(sourc
 
 
 def test_an_error_reaches_its_future_and_only_that(source):
-    recorder = Recorder()
+    recorder = Recorder(rows=True)
     reader = Reader(source, recorder, threads=2, advise=False)
     source.gate.set()
     jobs = [job(recorder, name, DEMAND) for name in ("good 1", "broken", "good 2")]
@@ -84,8 +88,8 @@ def test_an_unexpected_error_does_not_kill_the_thread(source):
     reader = Reader(source, recorder, threads=1, advise=False)
     source.gate.set()
     record, ranges, targets, _ = job(recorder, "good", DEMAND)
-    mismatched = reader.submit(record, ranges, targets * 2)
-    assert isinstance(mismatched.exception(60), ValueError)
+    for wrong in (targets * 2, [], [Target(memoryview(bytearray(9)), False)]):
+        assert isinstance(reader.submit(record, ranges, wrong).exception(60), ValueError)
     assert reader.submit(record, ranges, targets).exception(60) is None
     reader.close()
 
@@ -116,7 +120,7 @@ def test_records_are_complete(source, advise):
         def after(self, record):
             seen.append(("after", record.cold_bytes))
 
-    recorder = Recorder(Observer())
+    recorder = Recorder(Observer(), rows=True)
     reader = Reader(source, recorder, threads=1, advise=advise)
     source.gate.set()
     record, ranges, targets, _ = job(recorder, "x", DEMAND)
@@ -130,13 +134,67 @@ def test_records_are_complete(source, advise):
     assert seen == [("before", ranges, 0), ("after", 3)]
 
 
+class Bytes:
+    """A source whose byte at offset n is n % 251; it notes how many memories each read fills."""
+
+    def __init__(self):
+        self.vectors = []
+
+    def read(self, piece, memories):
+        self.vectors.append(len(memories))
+        offset = piece.offset
+        for memory in memories:
+            memory[:] = bytes(n % 251 for n in range(offset, offset + len(memory)))
+            offset += len(memory)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40).map(lambda n: 2 * n), st.booleans()), min_size=1, max_size=9),
+    st.data(),
+)
+def test_ranges_fill_targets_in_order_however_they_are_cut(pieces, data):
+    """One range for all targets, one each, or anything between: the same bytes, widened where asked."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(pieces) - 1))))) if len(pieces) > 1 else []
+    source, recorder = Bytes(), Recorder()
+    memories = [bytearray(nbytes * (2 if widen else 1)) for nbytes, widen in pieces]
+    targets = [Target(memoryview(memory), widen) for memory, (_, widen) in zip(memories, pieces, strict=True)]
+    ranges, offset = [], 7
+    for low, high in zip([0, *cuts], [*cuts, len(pieces)], strict=True):
+        nbytes = sum(size for size, _ in pieces[low:high])
+        ranges.append(ByteRange(Path("x"), offset, nbytes))
+        offset += nbytes
+    reader = Reader(source, recorder, threads=1, advise=False)
+    reader.submit(recorder.load(0, 0, DEMAND, ranges), tuple(ranges), targets).result(60)
+    reader.close()
+    assert len(source.vectors) == len(ranges) == recorder.totals.calls and sum(source.vectors) == len(pieces)
+    offset = 7
+    for memory, (nbytes, widen) in zip(memories, pieces, strict=True):
+        raw = np.array([n % 251 for n in range(offset, offset + nbytes)], np.uint8)
+        expected = (raw.view(np.uint16).astype(np.uint32) << 16).tobytes() if widen else raw.tobytes()
+        assert memory == expected
+        offset += nbytes
+
+
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4)))
+def test_joined_ends_when_the_last_has_and_with_an_error_if_one_met_one(order, lost):
+    futures = [Future() for _ in range(5)]
+    whole = joined(futures)
+    for number in order:
+        assert not whole.done()
+        if number in lost:
+            futures[number].set_exception(OSError(number))
+        else:
+            futures[number].set_result(None)
+    assert whole.done() and isinstance(whole.exception(), OSError) == bool(lost)
+
+
 def test_widening_is_exact_for_every_bf16_pattern():
     """Also infinities, NaN and subnormals: the upper half of an fp32 is its bf16."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
 
     class Source:
-        def read(self, piece, memory):
-            memory[:] = patterns.tobytes()
+        def read(self, piece, memories):
+            memories[0][:] = patterns.tobytes()
 
     recorder = Recorder()
     reader = Reader(Source(), recorder, threads=1, advise=False)

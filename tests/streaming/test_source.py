@@ -2,9 +2,14 @@
 
 import errno
 import os
+import signal
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import ErrorKind
@@ -36,8 +41,9 @@ def test_sources_give_the_files_bytes(file, make, offset, nbytes):
     source, piece = make([file]), ByteRange(file, offset, nbytes)
     expected = file.read_bytes()[offset : offset + nbytes]
     source.advise([piece])
-    memory = bytearray(nbytes)
-    source.read(piece, memoryview(memory))
+    memory, cut = bytearray(nbytes), nbytes // 3
+    view = memoryview(memory)
+    source.read(piece, [part for part in (view[:cut], view[cut:]) if len(part)])
     assert memory == expected
     array = source.array(piece)
     assert array.dtype == np.uint8 and array.tobytes() == expected
@@ -61,6 +67,48 @@ def test_unmap_keeps_the_mapping_readable(file):
     source.unmap()
     assert source.array(piece).tobytes() == first == file.read_bytes()[100:5100]
     source.close()
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=12), st.integers(1, 700))
+def test_short_reads_into_many_memories_are_continued(sizes, most):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "file"
+        path.write_bytes(np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes())
+        real = os.preadv
+
+        def stingy(descriptor, buffers, offset):
+            taken, left = [], most
+            for buffer in buffers:
+                taken.append(buffer[:left])
+                left -= len(taken[-1])
+                if not left:
+                    break
+            return real(descriptor, taken, offset)
+
+        patch.setattr(os, "preadv", stingy)
+        source, memories = PreadSource([path]), [bytearray(size) for size in sizes]
+        source.read(ByteRange(path, 33, sum(sizes)), [memoryview(memory) for memory in memories])
+        source.close()
+        assert b"".join(memories) == path.read_bytes()[33 : 33 + sum(sizes)]
+
+
+def test_more_memories_than_one_call_takes(file, source):
+    memories = [bytearray(2) for _ in range(3000)]
+    source.read(ByteRange(file, 5, 6000), [memoryview(memory) for memory in memories])
+    assert b"".join(memories) == file.read_bytes()[5:6005]
+
+
+def test_signals_do_not_disturb_a_read(file, source):
+    """EINTR: the interpreter goes on with the call after the handler has run."""
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        while len(seen) < 50:
+            assert source.array(ByteRange(file, 0, SIZE)).tobytes() == file.read_bytes()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_short_reads_are_continued(file, source, monkeypatch):
