@@ -11,11 +11,13 @@ include: "experiments/rules/common.smk"
 include: "experiments/rules/checkpoint.smk"
 include: "experiments/rules/tab3.smk"
 include: "experiments/rules/bench.smk"
+include: "experiments/rules/engine.smk"
 
 
 localrules:
     tab3,
     bench,
+    engine,
 
 
 rule tab3:
@@ -35,6 +37,17 @@ rule bench:
         f"results/{MACHINE}/bench/table.md",
     log:
         f"results/{MACHINE}/logs/bench.log",
+    conda:
+        "experiments/envs/harness.yaml"
+    shell:
+        "cat {input} | tee {log}"
+
+
+rule engine:
+    input:
+        f"results/{MACHINE}/engine/table.md",
+    log:
+        f"results/{MACHINE}/logs/engine.log",
     conda:
         "experiments/envs/harness.yaml"
     shell:

@@ -83,23 +83,23 @@ def overlap(session: Session, k: int) -> list[Measure]:
     )
     name = f"overlap.k{k}"
     measures = [
-        _of(session, f"{name}.compute_ms", compute.median(), "ms per step"),
-        _of(session, f"{name}.load_ms", load.median(), "ms per step"),
-        _of(
-            session,
+        row(place_of(session), f"{name}.compute_ms", compute.median(), "ms per step"),
+        row(place_of(session), f"{name}.load_ms", load.median(), "ms per step"),
+        row(
+            place_of(session),
             f"{name}.load_rows_ms",
             _busy_ms_from_loads(session, arm["run_id"]),
             "ms per step",
             note="the same from the load rows: union of the reads for predicted layers over timed steps",
         ),
-        _of(session, f"{name}.wait_ms", wait.median(), "ms per step"),
+        row(place_of(session), f"{name}.wait_ms", wait.median(), "ms per step"),
     ]
     if covered:
         return [*measures, _limited(session, f"{name}.wait_share", share, WAIT_SHARE_GOAL, note)]
     exposed = _ratio(wait, load - compute)
     return [
         *measures,
-        _of(session, f"{name}.wait_share", share.ratio, "ratio", share, note="no goal: load exceeds compute"),
+        row(place_of(session), f"{name}.wait_share", share.ratio, "ratio", share, note="no goal: load exceeds compute"),
         _limited(session, f"{name}.exposed_wait", exposed, EXPOSED_WAIT_GOAL, f"wait over load - compute; {note}"),
     ]
 
@@ -110,8 +110,8 @@ def aa_ratio(session: Session) -> list[Measure]:
     if not pairs:
         raise ValueError(f"session {session.name}: no A/A run")
     return [
-        _of(
-            session,
+        row(
+            place_of(session),
             f"aa.{arm}.k{k}",
             ratio.ratio,
             "ratio",
@@ -142,8 +142,8 @@ def memory_peak(session: Session) -> list[Measure]:
     anonymous = float(runs["rss_anon_bytes"].max()) / MIB
     return [
         _limited(session, "memory.alloc_peak", peak, MEMORY_GOAL, note),
-        _of(
-            session,
+        row(
+            place_of(session),
             "memory.rss_anon",
             anonymous,
             "MiB",
@@ -155,7 +155,7 @@ def memory_peak(session: Session) -> list[Measure]:
 def dropped(session: Session) -> list[Measure]:
     """Routed experts left out, summed over every run, void ones too: must be 0."""
     total, runs = int(session.all_runs["dropped"].sum()), len(session.all_runs)
-    return [_of(session, "dropped", total, "experts", goal="0", passed=total == 0, note=f"{runs} runs")]
+    return [row(place_of(session), "dropped", total, "experts", goal="0", passed=total == 0, note=f"{runs} runs")]
 
 
 def read_measures(path: Path) -> list[Measure]:
@@ -219,8 +219,15 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(lambda: write(options.row_files, options.out), options.out)
 
 
-def _of(
-    session: Session,
+Place = tuple[str, str]  # commit and session that a measure comes from
+
+
+def place_of(session: Session) -> Place:
+    return session.info.commit or "", session.name
+
+
+def row(
+    place: Place,
     measure: str,
     value: float,
     unit: str,
@@ -230,15 +237,16 @@ def _of(
     passed: bool | None = None,
     note: str = "",
 ) -> Measure:
+    """A measure, with the interval of its ratio where there is one."""
     low, high = (interval.ci_low, interval.ci_high) if interval is not None else (math.nan, math.nan)
-    return Measure(measure, float(value), unit, low, high, goal, passed, session.info.commit or "", session.name, note)
+    return Measure(measure, float(value), unit, low, high, goal, passed, *place, note)
 
 
 def _limited(session: Session, measure: str, ratio: Ratio, limit: float, note: str) -> Measure:
     """A ratio that may be at most `limit`."""
     passed = None if math.isnan(ratio.ratio) else bool(ratio.ratio <= limit)
     goal = f"<= {limit:.2f}"
-    return _of(session, measure, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
+    return row(place_of(session), measure, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
 
 
 def _ratio(left: pd.Series, right: pd.Series) -> Ratio:

@@ -22,8 +22,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, holds, expected in (
-            ("temperature", self.temperature >= 0, ">= 0"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
+            # Beyond these the scaled logits leave the range of fp32 and the choice is no longer one.
+            ("temperature", self.temperature == 0 or 0.001 <= self.temperature <= 100, "0, or 0.001 to 100"),
+            ("top_p", 0.001 <= self.top_p <= 1, "0.001 to 1"),
             ("top_k", self.top_k >= 0, ">= 0 (0: off)"),
             ("seed", 0 <= self.seed < 2**64, "0 to 2**64 - 1"),
         ):

@@ -175,9 +175,11 @@ class CacheBudget:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def note(self, layer: int, expert: int) -> None:
-        """Say that a record was just loaded. Any thread; a few microseconds; failures surface in `drain`."""
-        self._queue.put((layer, expert))
+    def note(self, layer: int, expert: int | None) -> None:
+        """Say that an expert was just loaded, or with None a part of each of the layer's. Any thread; a few
+        microseconds; failures surface in `drain`."""
+        for record in [(layer, expert)] if expert is not None else [r for r in self._index if r[0] == layer]:
+            self._queue.put(record)
 
     def prefill(self, seed: int) -> int:
         """Evict the files, then cache a seeded random choice of records up to the budget; returns their bytes."""

@@ -73,7 +73,7 @@ class StreamedDecoder:
             if options.get("io") == "mmap":
                 self.window = opening.enter_context(fault_window(layout.paths))
                 options["mmap_random"] = self.window == "random"
-            self._engine = Engine(model, EngineOptions(**options), observer)
+            self._engine = Engine(model, EngineOptions(**options), Recorder(observer, rows=True))
         if isinstance(self._engine.source, FaultSource):
             observer.after_load = self._engine.source.unmap
         self.recorder = self._engine.recorder

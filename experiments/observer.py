@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge0.checkpoint.layout import ByteRange
-from edge0.telemetry.loads import LoadRecord
+from edge0.telemetry.loads import WHOLE, LoadRecord
 from edge0.telemetry.pagecache import FilePages, Range, thread_device_bytes
 from experiments.conditions import CacheBudget
 
@@ -39,7 +39,7 @@ class CacheObserver:
         if self.after_load is not None:
             self.after_load()
         if self._budget is not None:
-            self._budget.note(record.layer, record.expert)
+            self._budget.note(record.layer, None if record.expert == WHOLE else record.expert)
 
 
 def by_file(ranges: tuple[ByteRange, ...]) -> dict[Path, list[Range]]:

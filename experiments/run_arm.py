@@ -253,7 +253,7 @@ def _agree(a: Window, b: Window) -> bool:
 def load_rows(recorder: Recorder, predicted: tuple[int, ...], spec: RunSpec) -> pd.DataFrame:
     """One row per expert read, by the recorder's own step numbers."""
     columns = ["step", "layer", "expert", "purpose", "asked_bytes", "submit_ns", "start_ns", "end_ns", "advise_ns"]
-    columns += ["thread", "cold_bytes", "inflight_bytes", "device_bytes"]
+    columns += ["calls", "thread", "cold_bytes", "inflight_bytes", "device_bytes"]
     rows = [[getattr(load, column) for column in columns] for load in recorder.loads]
     frame = pd.DataFrame(rows, columns=columns)
     frame.insert(0, "run_id", spec.run_id)
@@ -290,6 +290,7 @@ def step_rows(
                 "compute_ms": waited[waited.reason == COMPUTE].ns.sum() / 1e6,
                 "loads": len(here),
                 "loads_predicted": len(of_predicted),
+                "read_calls": int(here.calls.sum()),
                 "asked_bytes": int(here.asked_bytes.sum()),
                 "probed_bytes": int(here[here.cold_bytes >= 0].asked_bytes.sum()),
                 "cold_bytes": int(here.cold_bytes.clip(lower=0).sum()),

@@ -47,10 +47,12 @@ RUN_TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """One experiment, as the command line gives it. `bank` is a share of all experts, 1.0 for all of them."""
+    """One experiment, as the command line gives it. `bank` is a share of all experts, 1.0 for all of them; `records`
+    is the directory of the repacked checkpoint, for the arms that read it."""
 
     model: str
     tier: str
+    records: str | None = None
     experiment: str = "tab3"
     condition: str = "budget:0.5"
     arms: tuple[str, ...] = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
@@ -122,6 +124,8 @@ def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
             expected="a share of all experts, above 0, up to 1",
             found=options.bank,
         )
+    if options.records is None and any(ARMS[arm].records for arm in options.arms):
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "option records", expected="a repacked checkpoint", found=None)
     if not options.ks or not options.arms:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
     config = read_config(options.model)
@@ -204,7 +208,7 @@ def _run_all(
                 run_id=f"{order:03}-{run.role}-{run.arm}-k{run.k}-r{run.round}",
                 arm=run.arm,
                 k=run.k,
-                model=options.model,
+                model=options.records if ARMS[run.arm].records else options.model,
                 condition=options.condition,
                 prompt=prompt,
                 warmup_tokens=rest[: options.warmup_steps],
@@ -282,7 +286,7 @@ def void_where_outputs_differ(rows: list[dict[str, Any]], resident_alike: bool =
     for row in rows:
         if row["output_hash"] is None:  # it failed before it chose anything
             continue
-        arm = row["arm"].removesuffix("-mmap")
+        arm = ARMS[row["arm"]].route
         route = ("ondemand" if arm == "resident" and resident_alike else arm, row["k"])
         expected = first.setdefault(route, row["output_hash"])
         if row["output_hash"] != expected:
@@ -338,7 +342,7 @@ def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | Non
         elif isinstance(field.default, tuple):
             parser.add_argument(flag, nargs="+", type=type(field.default[0]), default=field.default)
         else:
-            kind = int if field.default is None else type(field.default)
+            kind = str if field.name == "records" else int if field.default is None else type(field.default)
             parser.add_argument(flag, type=kind, default=field.default, help=f"default {field.default}")
     given = vars(parser.parse_args(arguments))
     root, log = given.pop("root"), given.pop("log")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from edge0.cli import main
@@ -15,10 +17,12 @@ def test_synth_then_generate(tmp_path, capsys):
     capsys.readouterr()
     command = ["generate", str(target), "hello", "--k", "4", "--max-tokens", "6", "--seed", "3"]
     assert main(command) == 0
-    first = capsys.readouterr().out
+    first = capsys.readouterr()
+    assert re.match(r"prefill 5 tokens in .* tok/s\).* MiB.*; decode 6 tokens, .* tok/s, \d+ expert loads", first.err)
     assert main(command) == 0
-    assert capsys.readouterr().out == first
+    assert capsys.readouterr().out == first.out
     assert main([*command, "--chat"]) == 0
+    assert "prefill 5 tokens" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,18 @@ def test_expected_failures_are_one_line_and_exit_code_two(command, capsys):
     assert error.startswith("edge0: ") and len(error.splitlines()) == 1
 
 
-def test_generate_refuses_bad_options_in_one_line(checkpoints, capsys):
-    for extra in (["--k", "99"], ["--bank-mib", "0.01"], ["--temperature", "-1"], ["--k", "3"]):
-        assert main(["generate", str(checkpoints["unit-35b"]), "hello", *extra]) == EXIT_CODE
-        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--k", "99"],
+        ["--k", "3"],
+        ["--memory", "10kB"],
+        ["--memory", "much"],
+        ["--context", "0"],
+        ["--temperature", "-1"],
+        ["--max-tokens", "0"],
+    ],
+)
+def test_generate_refuses_bad_options_in_one_line(checkpoints, capsys, extra):
+    assert main(["generate", str(checkpoints["unit-35b"]), "hello", *extra]) == EXIT_CODE
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -7,6 +7,7 @@ checkpoint in the page cache (that is `pagecache`) nor which part of the allocat
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 import subprocess
@@ -56,6 +57,19 @@ def memory_counters() -> MemoryCounters:
 def parse_status(text: str) -> dict[str, int]:
     """Bytes of every `Name: N kB` line of a Linux process status."""
     return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def process_device_bytes() -> int | None:
+    """Bytes that storage delivered so far because of this process, by any of its threads, read-ahead included.
+
+    Take differences. None where unknown.
+    """
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError):
+            return darwin_rusage()["disk_read"]
+        return None
+    match = re.search(r"^read_bytes: (\d+)$", _read("/proc/self/io"), re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
 def system_swap_counters() -> tuple[int | None, int | None]:

@@ -11,3 +11,20 @@ rule synthesise:
         python=sys.executable,
     shell:
         "{params.python} -m edge0.cli synth {wildcards.tier} {output:q} --log {log:q}"
+
+
+rule repack:
+    input:
+        "models/{tier}",
+    output:
+        directory("models/{tier}-records"),
+    log:
+        "models/logs/repack-{tier}.log",
+    wildcard_constraints:
+        tier="(mini|unit)-(35b|8b)",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+    shell:
+        "{params.python} -m edge0.cli repack {input:q} {output:q} > {log:q}"

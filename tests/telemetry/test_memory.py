@@ -3,6 +3,7 @@
 import mmap
 import os
 import sys
+import threading
 import warnings
 
 import mlx.core as mx
@@ -11,7 +12,14 @@ import psutil
 import pytest
 
 from edge0.telemetry import memory
-from edge0.telemetry.memory import memory_counters, parse_status, parse_vm_stat, system_swap_counters
+from edge0.telemetry.memory import (
+    memory_counters,
+    parse_status,
+    parse_vm_stat,
+    process_device_bytes,
+    system_swap_counters,
+)
+from edge0.telemetry.pagecache import FilePages, thread_device_bytes
 
 MIB = 1 << 20
 
@@ -88,3 +96,35 @@ def test_vm_stat_counts_swapped_pages_and_not_page_ins():
     )
     assert parse_vm_stat(text) == (3 * 16384, 70 * 16384)
     assert parse_vm_stat("") == (None, None)
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="no such counter")
+def test_device_bytes_of_the_process_are_at_least_those_of_one_thread(tmp_path):
+    """Read by a second thread, which the counter of a thread would miss."""
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(8 * MIB))
+    with FilePages(file) as pages:
+        pages.evict()
+    seen = []
+
+    def read():
+        before = thread_device_bytes()
+        file.read_bytes()
+        seen.append(thread_device_bytes() - before)
+
+    before = process_device_bytes()
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert process_device_bytes() - before >= seen[0]
+
+
+def test_unknown_device_bytes_are_none(monkeypatch):
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    monkeypatch.setattr(memory, "_read", lambda path: "rchar: 7\nread_bytes: 4096\ncancelled_write_bytes: 0\n")
+    assert process_device_bytes() == 4096
+    monkeypatch.setattr(memory, "_read", lambda path: "")
+    assert process_device_bytes() is None
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "darwin_rusage", lambda: {"disk_read": 5})
+    assert process_device_bytes() == 5

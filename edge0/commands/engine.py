@@ -1,0 +1,56 @@
+"""The arguments that say how a checkpoint is served, shared by every command that opens an engine or plans one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.options import EngineOptions
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how the checkpoint is served")
+    group.add_argument("--k", type=int, help="experts per token (default: what the family serves)")
+    group.add_argument(
+        "--prerouter",
+        choices=("route", "advise", "off"),
+        default="route",
+        help="the prediction is the route (default), only starts reads early, or is not made",
+    )
+    group.add_argument("--adapter-k", type=int, help="use the adapter set of another K, knowingly")
+    group.add_argument("--no-lora", action="store_true", help="without the recovery LoRA")
+    group.add_argument("--memory", help="all memory of this process, such as 3GiB (default: a bank of twice the floor)")
+    group.add_argument("--context", type=int, help="tokens of a request, prompt included, that memory is planned for")
+
+
+def engine_options(options: argparse.Namespace) -> EngineOptions:
+    """
+    Raises:
+        Edge0Error: OPTION_INVALID.
+    """
+    return EngineOptions(
+        k=options.k,
+        adapter_k=options.adapter_k,
+        prerouter=options.prerouter,
+        lora=not options.no_lora,
+        memory_bytes=None if options.memory is None else parse_bytes(options.memory, "memory"),
+        context=options.context,
+    )
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`3GiB`, `512 MiB`, `2e9`, `800MB` to bytes.
+
+    Raises:
+        Edge0Error: OPTION_INVALID.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
+    nbytes = int(float(match[1]) * UNITS[(match[2] or "").lower()]) if match else 0
+    if not 0 < nbytes < 2**63:
+        raise Edge0Error(
+            ErrorKind.OPTION_INVALID, f"option {option}", expected="a size such as 3GiB or 800MB", found=repr(text)
+        )
+    return nbytes

@@ -1,0 +1,173 @@
+"""What a prompt costs by each way of reading its experts, cold and warm: `MODEL OUT_DIR [--lengths 27 512] [...]`.
+
+A sample is a fresh process: open the engine (an empty bank), bring the page cache into its condition and verify it,
+run one prompt, choose the first token. Within a round the ways run side by side, every other round backwards; the first
+way runs twice (A/A). Writes rows; ratios are made from the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pandas as pd
+from rich.console import Console
+from rich.progress import track
+
+from edge0 import Engine, EngineOptions
+from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from edge0.telemetry.host import describe_host, machine_id
+from edge0.telemetry.memory import process_device_bytes
+from edge0.telemetry.pagecache import FilePages, self_test
+from edge0.tokens import load_tokenizer
+from experiments.conditions import Condition, prepare
+
+WAYS = ("ondemand", "whole-layer", "auto")
+TEXT = (
+    "Once upon a time there was a reader who asked how long it takes until the first word of an answer appears. "
+    "Nobody could tell, for it depends on what has to be fetched before, on where it lies, and on who asked last. "
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt of `tokens` tokens in one process."""
+
+    model: str
+    k: int
+    way: str
+    condition: str
+    tokens: int
+
+
+def measure(sample: Sample) -> dict[str, Any]:
+    """The row of one sample.
+
+    Raises:
+        Edge0Error: PROBE_UNAVAILABLE when the condition cannot be reached or read.
+    """
+    tokenizer = load_tokenizer(Path(sample.model))
+    prompt = tokenizer.encode(TEXT)
+    prompt = (prompt * (sample.tokens // len(prompt) + 1))[: sample.tokens]
+    options = EngineOptions(k=sample.k, prefill=sample.way)
+    # What a process does once, for its first prompt of any engine, is not what is asked for.
+    with Engine(sample.model, options) as first:
+        first.prefill(first.new_request(), prompt[:2])
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine(sample.model, options))
+        probe = self_test(engine.layout.paths[0])
+        if probe.method == "unavailable":
+            raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, "the page cache cannot be read", found=probe.reason)
+        files = {path: stack.enter_context(FilePages(path, probe.method)) for path in engine.layout.paths}
+        cached = prepare(Condition.parse(sample.condition), files)
+        before, device = asdict(engine.recorder.totals), process_device_bytes()
+        start = time.perf_counter_ns()
+        logits = engine.prefill(engine.new_request(), prompt)
+        token = int(mx.argmax(logits).item())
+        took = time.perf_counter_ns() - start
+        after = asdict(engine.recorder.totals)
+        moved = None if device is None else process_device_bytes() - device
+    spent = {key: after[key] - before[key] for key in after}
+    return asdict(sample) | {
+        "ttft_ms": took / 1e6,
+        "first_token": token,
+        "device_bytes": moved,
+        "cached_before_bytes": cached,
+        "experts_read": spent["loads"],
+        "asked_bytes": spent["asked_bytes"],
+        "read_calls": spent["calls"],
+        "wait_ms": spent["loads_wait_ns"] / 1e6,
+        "layers": len(engine.layout.layers),
+        "experts": engine.layout.experts,
+    }
+
+
+def plan(rounds: int, lengths: list[int], conditions: list[str]) -> list[tuple[str, int, str, int, str]]:
+    """(role, round, condition, tokens, way) of every sample, in order; within a round no way is always the later."""
+    order = []
+    for number in range(rounds):
+        here = []
+        for condition in conditions:
+            for tokens in lengths:
+                shift = number // 2 % len(WAYS)
+                for way in WAYS[shift:] + WAYS[:shift]:
+                    here.append(("arm", number, condition, tokens, way))
+                    if way == WAYS[0]:
+                        here.append(("aa", number, condition, tokens, way))
+        order += here if number % 2 == 0 else here[::-1]
+    return order
+
+
+def run(options: argparse.Namespace) -> pd.DataFrame:
+    """All samples, each in a process of its own.
+
+    Raises:
+        Edge0Error: SESSION_VOID when a process failed (its message is kept), or ways chose different tokens.
+    """
+    rows = []
+    samples = plan(options.rounds, options.lengths, options.conditions)
+    for role, number, condition, tokens, way in track(samples, "prompts", console=Console(stderr=True)):
+        sample = Sample(str(options.model), options.k, way, condition, tokens)
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise Edge0Error(ErrorKind.SESSION_VOID, f"prompt of {tokens} tokens, {way}, {condition}: {last}")
+        rows.append({"role": role, "round": number} | json.loads(done.stdout.splitlines()[-1]))
+    frame = pd.DataFrame(rows)
+    for tokens, here in frame.groupby("tokens"):
+        if here.first_token.nunique() > 1:
+            raise Edge0Error(ErrorKind.SESSION_VOID, f"ways chose different tokens after {tokens}")
+    return frame
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.prefill_cost", description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path, nargs="?", help="directory of a checkpoint")
+    parser.add_argument("out", type=Path, nargs="?", help="folder that gets prefill.parquet and prefill.json")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[27, 512], help="tokens of the prompts")
+    parser.add_argument("--conditions", nargs="+", default=["cold", "warm"], help="page-cache conditions")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each way (default 5)")
+    parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        if options.sample is not None:
+            print(json.dumps(measure(Sample(**json.loads(options.sample)))))
+            return 0
+        if options.model is None or options.out is None:
+            parser.error("MODEL and OUT_DIR are needed")
+        rows = run(options)
+    except Edge0Error as error:
+        print(f"edge0: {error}", file=sys.stderr)
+        return EXIT_CODE
+    host = describe_host(options.model)
+    about = {
+        "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+        "machine": machine_id(),
+        "commit": host.get("git_commit"),
+        "k": options.k,
+        "rounds": options.rounds,
+        "host": host,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(options.out / "prefill.parquet")
+    (options.out / "prefill.json").write_text(json.dumps(about, indent=1, default=str))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
