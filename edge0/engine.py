@@ -16,6 +16,7 @@ import numpy as np
 
 from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.heap import EVERY_TOKENS, release_freed_memory
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -97,6 +98,7 @@ class Engine:
         self.executor = Executor(self.store, self.router, self.recorder, options.native)
         for block in self.blocks.values():
             block.executor = self.executor
+        release_freed_memory()
 
     @property
     def resident_bytes(self) -> int:
@@ -132,6 +134,8 @@ class Engine:
                 mx.eval(h)
                 running.whole.release()
                 self._release(running.leases)
+                if len(chunk) >= EVERY_TOKENS:
+                    release_freed_memory()
                 if progress is not None:
                     progress(start + len(chunk))
             if heads_follow and start + len(chunk) < len(tokens):
@@ -161,6 +165,8 @@ class Engine:
                 h = self._launch(group, h, running, request)
             self._land(running, request, keep=0)
         request.tokens += 1
+        if request.tokens % EVERY_TOKENS == 0:
+            release_freed_memory()
         return h[0, -1]
 
     def generate(

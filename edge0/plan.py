@@ -20,8 +20,11 @@ from edge0.checkpoint.schema import (
     lora_tensors,
 )
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.heap import EVERY_TOKENS
+from edge0.models import ling, qwen
 from edge0.opening import Opening
 from edge0.streaming.bank import slot_bytes
+from edge0.streaming.prefill import WHOLE_LAYER_FROM, expected_coverage
 from edge0.tiers import QWEN, ModelConfig
 
 # Anonymous memory beside MLX's allocator, measured on Linux with Python 3.11: 55 MiB with the engine open on a unit
@@ -29,12 +32,8 @@ from edge0.tiers import QWEN, ModelConfig
 # the stacks of threads and the C library's fragmentation. Never measured on macOS.
 PROCESS_BYTES = 96 << 20
 TOKENIZER_FACTOR = 6  # bytes in memory per byte of tokenizer.json: 5.5 measured at 248,000 tokens, freed heap trimmed
-CACHE_STEP = 256  # tokens by which mlx-lm's KVCache grows
 DEFAULT_CONTEXT = 8192  # tokens, where memory is limited and nobody says how many
 SMALLEST_CHUNK = 64  # tokens of a prompt at a time below which no memory is worth saving
-DELTA_TOKENS, FULL_TOKENS = 32, 64  # tokens that linear and full attention take at a time
-LATENT_TOKENS = 256  # tokens that MLA takes at a time
-GPU_TOKENS = 512  # at the least, of any of them on a GPU
 STATES_IN_FLIGHT = 10  # delta states that the CPU backend's queue holds beside those of the piece itself
 MIN_CACHE_BYTES, MAX_CACHE_BYTES = 8 << 20, 256 << 20
 MIB = 1 << 20
@@ -94,8 +93,7 @@ class MemoryPlan:
             chunk, slots = chunks[0], options.bank_slots(slot, floor, every)
         else:
             left = {chunk: options.memory_bytes - sum(fixed.values()) - sum(scratch[chunk]) for chunk in chunks}
-            wanted = floor if options.assembly == "stack" else max(floor, min(2 * config.experts, every))
-            fits = [c for c in chunks if left[c] >= wanted * slot] or [c for c in chunks if left[c] >= floor * slot]
+            fits = [c for c, need in _preferences(opening, chunks, floor) if left[c] >= min(need, every) * slot]
             chunk = fits[0] if fits else chunks[-1]
             slots = min(left[chunk] // slot, every) if fits else floor
         plan = cls(
@@ -191,6 +189,23 @@ def _halvings(chunk: int) -> Iterator[int]:
         yield chunk
 
 
+def _preferences(opening: Opening, chunks: list[int], floor: int) -> Iterator[tuple[int, int]]:
+    """Chunks with the slots that each asks for, best first: never more tokens after fewer.
+
+    Two whole layers are worth their slots only beside chunks that touch nearly all experts. Until these fit, the chunk
+    stays at the smallest such, and the bank gets what a larger one would take.
+    """
+    config, least = opening.config, chunks[0]
+    if opening.options.assembly == "bank":
+        for chunk in chunks:
+            if expected_coverage(opening.k, config.experts, chunk) >= WHOLE_LAYER_FROM:
+                yield chunk, max(floor, 2 * config.experts)
+                least = chunk
+    for chunk in chunks:
+        if chunk <= least:
+            yield chunk, floor
+
+
 def _tokenizer_bytes(opening: Opening) -> int:
     path = opening.directory / "tokenizer.json"
     return TOKENIZER_FACTOR * path.stat().st_size if path.is_file() else 0
@@ -265,7 +280,7 @@ def kv_bytes(config: ModelConfig, context: int, item: int) -> int:
     A cache that grows in the middle of a step of 256 tokens starts its next step there, so that it may have room for
     up to 255 tokens more than it holds.
     """
-    room = context + CACHE_STEP - 1
+    room = context + EVERY_TOKENS - 1
     layers = [layer_cache_bytes(config, layer, room, item) for layer in range(config.layers)]
     growing = [n for layer, n in enumerate(layers) if not is_linear_attention(config, layer)]
     return sum(layers) + max(growing, default=0)
@@ -306,18 +321,12 @@ def temporaries(config: ModelConfig, k: int, chunk: int, context: int, item: int
         dense = 3 * chunk * text["intermediate_size"] * item
     stream = chunk * (10 * config.hidden + 3 * shared + 4 * config.experts) * item
     pairs = chunk * k * (4 * config.hidden + 2 * config.expert_width) * item
-    full = FULL_TOKENS if config.family is QWEN else LATENT_TOKENS
+    family = qwen if config.family is QWEN else ling
     attention = max(
-        _linear_temporaries(config, min(chunk, piece_tokens(DELTA_TOKENS, item)), item),
-        _full_temporaries(config, min(chunk, piece_tokens(full, item)), context, item),
+        _linear_temporaries(config, min(chunk, family.DELTA_TOKENS), item),
+        _full_temporaries(config, min(chunk, family.FULL_TOKENS), context, item),
     )
-    mask = chunk * context  # bytes of booleans
-    return stream + max(pairs, dense, attention) + mask + 8 * config.vocab * 4
-
-
-def piece_tokens(tokens: int, item: int) -> int:
-    """Tokens that attention takes at a time, where activations have `item` bytes (4: the CPU)."""
-    return tokens if item == 4 else max(tokens, GPU_TOKENS)
+    return stream + max(pairs, dense, attention) + 8 * config.vocab * 4
 
 
 def _linear_temporaries(config: ModelConfig, tokens: int, item: int) -> int:
@@ -328,11 +337,11 @@ def _linear_temporaries(config: ModelConfig, tokens: int, item: int) -> int:
 
 
 def _full_temporaries(config: ModelConfig, tokens: int, context: int, item: int) -> int:
-    """A score for every pair of tokens, and keys and values in the form that attention reads."""
+    """A score and a mask for every pair of tokens, and keys and values in the form that attention reads."""
     text, heads = config.text, config.text["num_attention_heads"]
     if config.family is QWEN:
         scores, width, pair = 1, 8 * text["head_dim"], 2 * text["num_key_value_heads"] * text["head_dim"]
     else:  # MLA: positional scores and scores; keys and values are expanded out of the whole latent cache
         scores, width = 2, 4 * (text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"])
         pair = heads * (text["qk_nope_head_dim"] + text["v_head_dim"]) + text["kv_lora_rank"]
-    return (heads * tokens * (scores * context + width) + context * pair) * item
+    return (heads * tokens * (scores * context + width) + context * pair) * item + tokens * context

@@ -36,8 +36,10 @@ class Workflow:
         """
         values = dict(values)
         # On the command line, `ks=8` is one number, the items of `ks=[2,8]` arrive as text, and so does `false`.
-        ks = values.get("ks")
-        values["ks"] = [yaml.safe_load(k) if isinstance(k, str) else k for k in (ks if isinstance(ks, list) else [ks])]
+        for key in ("ks", "prefill_tokens"):
+            items = values.get(key)
+            items = items if isinstance(items, list) else [items]
+            values[key] = [yaml.safe_load(item) if isinstance(item, str) else item for item in items]
         for key in ("remeasure", "model", "adapter_k"):
             if values.get(key) in ("true", "false", "null"):
                 values[key] = yaml.safe_load(values[key])

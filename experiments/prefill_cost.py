@@ -58,10 +58,11 @@ def measure(sample: Sample) -> dict[str, Any]:
     tokenizer = load_tokenizer(Path(sample.model))
     prompt = tokenizer.encode(TEXT)
     prompt = (prompt * (sample.tokens // len(prompt) + 1))[: sample.tokens]
-    options = EngineOptions(k=sample.k, prefill=sample.way)
     # What a process does once, for its first prompt of any engine, is not what is asked for.
-    with Engine(sample.model, options) as first:
+    with Engine(sample.model, EngineOptions(k=sample.k)) as first:
         first.prefill(first.new_request(), prompt[:2])
+        slots = max(first.plan.bank_slots, 2 * first.config.experts)  # so that every way has room
+        options = EngineOptions(k=sample.k, prefill=sample.way, bank_bytes=slots * first.plan.slot_bytes)
     with ExitStack() as stack:
         engine = stack.enter_context(Engine(sample.model, options))
         probe = self_test(engine.layout.paths[0])

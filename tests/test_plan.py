@@ -180,34 +180,43 @@ def test_the_floor_is_accepted_and_a_byte_less_refused(checkpoints, name, k, lor
 
 
 @given(
-    name=st.sampled_from(["unit-35b", "unit-8b"]),
-    k=st.sampled_from([2, 8]),
-    first=st.integers(0, 64 << 20),
-    more=st.integers(0, 64 << 20),
+    name=st.sampled_from(["unit-35b", "unit-8b", "shape-35b", "shape-8b"]),
+    first=st.integers(0, 1 << 40),
+    more=st.integers(0, 1 << 40),
+    prefill_chunk=st.sampled_from([48, 64, 100, 2048]),
 )
-def test_more_memory_is_never_worse(checkpoints, name, k, first, more):
-    """A larger chunk comes first, then a larger bank; two whole layers, once they fit, always do."""
-    opening = opened(checkpoints[name], k=k, context=1024)
-    floor = MemoryPlan.of(opening).floor_bytes
-    plans = [
-        MemoryPlan.of(replace(opening, options=replace(opening.options, memory_bytes=floor + extra)))
-        for extra in (first, first + more)
-    ]
-    small, large = plans
+def test_more_memory_is_never_worse(checkpoints, sparse, name, first, more, prefill_chunk):
+    """Never a smaller chunk, never fewer slots beside the same chunk; two whole layers, once they fit, always do."""
+    opening = opened((checkpoints | sparse)[name], context=1024, prefill_chunk=prefill_chunk, k=served(name))
+    lowest = MemoryPlan.of(opening)
+    span = lowest.slot_bytes * len(opening.layout.records()) // 8 + lowest.scratch_bytes
+
+    def plan(extra):
+        memory = lowest.floor_bytes + extra % span
+        return MemoryPlan.of(replace(opening, options=replace(opening.options, memory_bytes=memory)))
+
+    small, large = sorted((plan(first), plan(more)), key=lambda plan: plan.memory_bytes)
     assert (small.prefill_chunk, small.bank_slots) <= (large.prefill_chunk, large.bank_slots)
     assert small.whole_layer <= large.whole_layer
-    every = len(opening.layout.records())
-    for plan in plans:
-        left = plan.memory_bytes - plan.total_bytes
-        assert plan.floor_slots <= plan.bank_slots <= every
-        assert left >= 0 and (left < plan.slot_bytes or plan.bank_slots == every)
-        assert plan.whole_layer or plan.bank_slots < 64
-        if not plan.whole_layer and plan.prefill_chunk < 1024:
-            bigger = MemoryPlan.of(
-                replace(opening, options=replace(opening.options, prefill_chunk=2 * plan.prefill_chunk))
-            )
-            more_scratch = bigger.scratch_bytes - plan.scratch_bytes
-            assert plan.bank_bytes + left - more_scratch < plan.floor_slots * plan.slot_bytes
+    for found in (small, large):
+        left = found.memory_bytes - found.total_bytes
+        assert found.floor_slots <= found.bank_slots
+        assert 0 <= left < found.slot_bytes or found.bank_slots == len(opening.layout.records())
+        assert found.whole_layer == (found.bank_slots >= 2 * opening.config.experts)
+
+
+def served(name):
+    return 2 if name.startswith("unit") else find_tier(name).ks[0]
+
+
+def test_where_the_memory_goes_first(sparse):
+    """To the smallest chunk that touches nearly all experts, then to two whole layers, then to larger chunks."""
+    found = [planned(sparse["shape-35b"], memory_bytes=mib << 20) for mib in range(3050, 4600, 10)]
+    stages = list(dict.fromkeys((plan.prefill_chunk, plan.whole_layer) for plan in found))
+    assert stages == [
+        *((chunk, False) for chunk in (64, 128, 256)),
+        *((chunk, True) for chunk in (256, 512, 1024, 2048)),
+    ]
 
 
 def test_without_a_budget_the_bank_follows_its_own_options(checkpoint, refused):

@@ -1,14 +1,17 @@
 """Tiers and config.json: what is read out of it, and one test for each way in which it can be wrong."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from edge0 import TIERS, Edge0Error, Engine, EngineOptions, find_tier
-from edge0.checkpoint.synth import released_config
+from edge0.checkpoint.schema import checkpoint_tensors, head_tensors, lora_tensors
+from edge0.checkpoint.synth import ITEM_BYTES, released_config
 from edge0.errors import ErrorKind
-from edge0.tiers import LING, QWEN, parse_config, read_config
+from edge0.prerouter.schedule import predicted_layers
+from edge0.tiers import LEAST_LAYERS, LING, POSITIONS, QWEN, parse_config, read_config
 
 DELETED = object()
 
@@ -19,6 +22,54 @@ def test_the_tiers_that_the_readme_names():
     assert all(find_tier(name) is tier and tier.name == name for name, tier in TIERS.items())
     assert all(
         tier.ks == ((tier.family.k_served,) if name.startswith("shape") else (2, 4, 8)) for name, tier in TIERS.items()
+    )
+
+
+def nbytes(tensors):
+    return sum(prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "experts", "rest", "lora", "heads"),
+    [
+        ("shape-35b", 1757, 18_119_393_280, 1_389_394_176, 620, 99),
+        ("shape-8b", 1196, 3_906_994_176, 601_561_920, 306, 48),
+    ],
+)
+def test_shapes_are_those_of_the_released_files(name, count, experts, rest, lora, heads):
+    """Tensors, bytes of routed experts and of everything else, and adapter tensors, as published."""
+    tier = find_tier(name)
+    config = parse_config(released_config(tier), Path("config.json"))
+    tensors = list(checkpoint_tensors(config))
+    assert len(tensors) == count
+    assert nbytes(tensor for tensor in tensors if tensor.is_expert) == experts
+    assert nbytes(tensor for tensor in tensors if not tensor.is_expert) == rest
+    assert len(list(lora_tensors(config))) == lora
+    assert len(list(head_tensors(config, tier.owners, tier.head_hidden))) == heads
+    assert sum(tier.text["rope_parameters"]["mrope_section"]) == 32 if tier.family is QWEN else True
+
+
+@pytest.mark.parametrize("name", sorted(TIERS))
+def test_fewer_layers_keep_the_rules(name):
+    tier = find_tier(name)
+    full = tier.text["num_hidden_layers"]
+    for layers in {LEAST_LAYERS, (LEAST_LAYERS + full) // 2, full}:
+        fewer = tier.with_layers(layers)
+        config = parse_config(released_config(fewer), Path("config.json"))
+        assert config.layers == layers and fewer.name != tier.name and fewer.ks == tier.ks
+        predicted = predicted_layers(config, fewer.owners)
+        assert (predicted[-1] == layers - 1) == tier.family.last_layer_predicted
+        assert len(predicted) >= 3 and abs(fewer.owners[0] / layers - tier.owners[0] / full) <= 0.5 / layers
+        assert {key: tier.text[key] for key in tier.text if key != "num_hidden_layers"} == {
+            key: fewer.text[key] for key in fewer.text if key != "num_hidden_layers"
+        }
+    assert tier.with_layers(full).owners == tier.owners
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 5, 41])
+def test_layers_out_of_range(refused, layers):
+    refused(
+        ErrorKind.OPTION_INVALID, lambda: find_tier("shape-35b").with_layers(layers), "shape-35b", "6 to 40", layers
     )
 
 
@@ -35,6 +86,13 @@ def test_what_is_read(checkpoints):
     config = read_config(checkpoints["unit-8b"])
     assert config.family is LING and config.text is config.raw
     assert (config.groups, config.groups_kept, config.moe_layers) == (8, 4, tuple(range(1, 8)))
+
+
+def test_how_long_a_request_may_be():
+    raw = released_config(find_tier("unit-35b"))
+    assert parse_config(raw, Path("config.json")).positions == 4096
+    change(raw["text_config"], "max_position_embeddings", DELETED)
+    assert parse_config(raw, Path("config.json")).positions == POSITIONS
 
 
 @pytest.mark.parametrize(("name", "ceiling"), [("unit-35b", 32), ("unit-8b", 16)])
@@ -81,6 +139,13 @@ def test_no_text_config(refused, text):
     raw = released_config(find_tier("unit-35b"))
     change(raw, "text_config", text)
     refused(ErrorKind.CONFIG_MALFORMED, lambda: parse_config(raw, Path("config.json")), "config.json", "text_config")
+
+
+@pytest.mark.parametrize("value", [None, 0, "4096", 4096.0])
+def test_a_malformed_length(refused, value):
+    raw = released_config(find_tier("unit-8b"))
+    change(raw, "max_position_embeddings", value)
+    refused(ErrorKind.CONFIG_MALFORMED, lambda: parse_config(raw, Path("config.json")), "max_position_embeddings")
 
 
 READ_ALWAYS = ("num_hidden_layers", "hidden_size", "num_experts", "moe_intermediate_size", "vocab_size")

@@ -4,9 +4,11 @@ rule synthesise:
     log:
         "models/logs/synth-{tier}.log",
     wildcard_constraints:
-        tier="(mini|unit)-(35b|8b)",
+        tier="(unit|mini|shape)-(35b|8b)",
     conda:
         "../envs/harness.yaml"
+    resources:
+        measuring=1,  # a measurement beside it would be disturbed
     params:
         python=sys.executable,
     shell:
@@ -21,9 +23,11 @@ rule repack:
     log:
         "models/logs/repack-{tier}.log",
     wildcard_constraints:
-        tier="(mini|unit)-(35b|8b)",
+        tier="(unit|mini|shape)-(35b|8b)",
     conda:
         "../envs/harness.yaml"
+    resources:
+        measuring=1,  # a measurement beside it would be disturbed
     params:
         python=sys.executable,
     shell:

@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+from synthetic import make_session
 
 from analysis.bench import read_measures
 from analysis.measures import main
@@ -31,6 +32,123 @@ def test_reads_are_paired_and_judged(tmp_path, fault_ns, passed):
     assert (measure.measure, measure.passed, measure.goal) == ("reads.fault_ratio", passed, ">= 2.50")
     assert measure.ci_low <= measure.value <= measure.ci_high
     assert "n=3 pairs" in measure.note
+
+
+def measured(tmp_path, kind, source):
+    """Name -> measure of one kind, through the command and its file."""
+    out = tmp_path / "measures" / f"{kind}.json"
+    assert main([kind, str(source), str(out)]) == 0
+    return {measure.measure: measure for measure in read_measures(out)}
+
+
+def write_rows(folder, name, rows):
+    pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+    (folder / f"{name}.json").write_text(json.dumps({"session": "s", "commit": "c", "k": 4}))
+    return folder / f"{name}.json"
+
+
+# --- paths and layouts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [1, 9])
+def test_layouts_are_compared_in_speed_and_read_calls(tmp_path, calls):
+    def rename(frames, info):
+        records = frames["runs"].arm == "prerouter"
+        ids = set(frames["runs"].loc[records, "run_id"])
+        frames["runs"].loc[records, "arm"] = "ondemand-records"
+        info["arms"] = ["ondemand", "ondemand-records"]
+        frames["loads"]["calls"] = [calls if run in ids else 9 for run in frames["loads"].run_id]
+
+    folder = make_session(
+        tmp_path / "s", arms=("ondemand", "prerouter"), k_values=(8,), condition="cold", change=rename
+    )
+    found = measured(tmp_path, "layout", folder)
+    assert found["records.cold.k8.tok_s_ratio"].value == pytest.approx(1.8 * 1.01, rel=1e-3)
+    assert found["records.cold.k8.calls_stacked"].value == 9 and found["records.cold.k8.calls_stacked"].passed
+    assert found["records.cold.k8.calls_records"].value == calls
+    assert found["records.cold.k8.calls_records"].passed == (calls == 1)
+    assert "aa.ondemand.k8" in found
+
+
+def test_rows_that_do_not_count_calls_are_refused(tmp_path, capsys):
+    folder = make_session(tmp_path / "s", arms=("ondemand", "ondemand-mmap"), k_values=(8,))
+    assert main(["layout", str(folder), str(tmp_path / "o.json")]) == 2
+    assert main(["hot", str(folder), str(tmp_path / "o.json")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 2
+
+
+def prompts(ondemand_ms, whole_ms, condition="cold", tokens=27):
+    rows = []
+    for round_, (demand, whole) in enumerate(zip(ondemand_ms, whole_ms, strict=True)):
+        common = {
+            "round": round_,
+            "condition": condition,
+            "tokens": tokens,
+            "layers": 2,
+            "experts": 10,
+            "asked_bytes": 5,
+        }
+        ways = (("ondemand", demand, 8), ("whole-layer", whole, 20), ("auto", demand, 8))
+        rows += [common | {"role": "arm", "way": w, "ttft_ms": ms, "experts_read": n} for w, ms, n in ways]
+        rows.append(common | {"role": "aa", "way": "ondemand", "ttft_ms": demand * 1.01, "experts_read": 8})
+    return rows
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(4.0, True), (1.2, False)])
+def test_prompts_are_paired_judged_and_told_what_bytes_allow(tmp_path, factor, passed):
+    times = [1000.0, 1100.0, 900.0]
+    rows = prompts(times, [factor * ms * (1 + n / 100) for n, ms in enumerate(times)]) + prompts(
+        times, times, "warm", 128
+    )
+    found = measured(tmp_path, "prefill", write_rows(tmp_path, "prefill", rows))
+    ratio = found["prefill.cold.27.ttft_ratio"]
+    assert ratio.value == pytest.approx(factor * 1.01, rel=1e-2) and ratio.passed is passed
+    assert "reads 0.40 of all experts: bytes alone allow 2.50" in ratio.note
+    assert found["prefill.cold.27.ondemand.tok_s"].value == pytest.approx(27.0)
+    assert found["prefill.warm.128.ttft_ratio"].passed is None and found["prefill.warm.128.ttft_ratio"].goal == ""
+    assert found["prefill.cold.27.aa"].value == pytest.approx(1.01)
+
+
+def lived(growth_mib, odd_tokens=(), pinned=0):
+    rows = [
+        {
+            "part": "long",
+            "number": number,
+            "request_bytes": number * 1000,
+            "rss_anon_bytes": (100 << 20) + number * 1000 + int(growth_mib * 2**20 * number / 2000),
+            "dropped": 0,
+            "pinned": 3,
+        }
+        for number in range(50, 2001, 50)
+    ]
+    rows += [
+        {
+            "part": "short",
+            "number": number,
+            "request_bytes": 0,
+            "rss_anon_bytes": 100 << 20,
+            "dropped": 0,
+            "pinned": pinned,
+            "kind": number % 2,
+            "tokens": "odd" if number in odd_tokens else f"kind {number % 2}",
+        }
+        for number in range(50)
+    ]
+    return rows
+
+
+def test_growth_beyond_the_requests_caches_is_judged(tmp_path):
+    for growth, passed in ((1.0, True), (20.0, False)):
+        found = measured(tmp_path, "endurance", write_rows(tmp_path, "endurance", lived(growth)))
+        assert found["endurance.growth"].value == pytest.approx(0.9 * growth, rel=0.01)
+        assert found["endurance.growth"].passed is passed
+        assert found["endurance.requests_different"].passed and found["endurance.pinned"].passed
+
+
+def test_a_request_that_felt_the_one_before_is_counted(tmp_path):
+    found = measured(tmp_path, "endurance", write_rows(tmp_path, "endurance", lived(0.0, odd_tokens=(7, 9), pinned=2)))
+    assert found["endurance.requests_different"].value == 2 and found["endurance.requests_different"].passed is False
+    assert found["endurance.pinned"].passed is False
 
 
 def test_missing_rows_are_one_line(tmp_path, capsys):

@@ -4,8 +4,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -16,10 +18,12 @@ from reference import same_bits
 from safetensors import deserialize
 
 from edge0 import TIERS, find_tier, synthesise
+from edge0.checkpoint import synth
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.checkpoint.header import CheckpointIndex, read_header
 from edge0.checkpoint.schema import checkpoint_tensors
 from edge0.checkpoint.synth import bf16, checkpoint_bytes, from_bf16, released_config, router_values
+from edge0.cli import main
 from edge0.errors import ErrorKind
 from edge0.models import load
 from edge0.tiers import parse_config, read_config
@@ -52,6 +56,15 @@ def test_a_tensor_depends_on_its_name_and_nothing_before_it(tier, checkpoint):
         entry = index.tensors[tensor.name]
         raw = np.fromfile(entry.path, np.uint8, entry.nbytes, offset=entry.offset)
         assert raw.tobytes() == b"".join(checkpoint_bytes(0, tensor)), tensor.name
+
+
+def test_large_tensors_are_drawn_in_pieces_with_the_same_bytes(monkeypatch):
+    config = parse_config(released_config(find_tier("unit-35b")), Path("config.json"))
+    tensor = next(t for t in checkpoint_tensors(config) if t.name.endswith("lm_head.weight"))
+    whole = list(checkpoint_bytes(3, tensor))
+    monkeypatch.setattr(synth, "PIECE_BYTES", 1000)
+    pieces = list(checkpoint_bytes(3, tensor))
+    assert len(whole) == 1 and len(pieces) == -(-len(whole[0]) // 1000) and b"".join(pieces) == whole[0]
 
 
 def test_adapters_of_each_k_are_their_own(tier, checkpoint):
@@ -203,6 +216,68 @@ def test_a_full_disk_leaves_nothing_and_is_one_line(tier, tmp_path, monkeypatch,
     monkeypatch.setattr(os, "fsync", full)
     refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: synthesise(tier, tmp_path / "model"), tmp_path / "model", "No space")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, refused):
+    """The full 35b shape in a directory that nothing has to be written to for the refusal."""
+    free = 1 << 30
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        error = refused(
+            ErrorKind.OUTPUT_UNWRITABLE,
+            lambda: synthesise(find_tier("shape-35b"), tmp_path / "model"),
+            "too full",
+            free,
+            "free some space",
+        )
+        assert int(str(error.expected).split()[0]) > 19_500_000_000
+        synthesise(find_tier("shape-35b"), tmp_path / "sparse", sparse=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["sparse"]
+
+
+# --- headers only --------------------------------------------------------------------------------------------------
+
+
+def test_a_sparse_checkpoint_has_the_files_of_a_full_one(tier, checkpoint, tmp_path):
+    progress = []
+    directory = synthesise(tier, tmp_path / "model", progress=lambda *counts: progress.append(counts), sparse=True)
+    full = {path.relative_to(checkpoint): path for path in checkpoint.rglob("*") if path.is_file()}
+    assert {path.relative_to(directory) for path in directory.rglob("*") if path.is_file()} == full.keys()
+    assert progress[-1][0] == progress[-1][1]
+    for name, path in full.items():
+        if path.suffix != ".safetensors":
+            assert (directory / name).read_bytes() == path.read_bytes()
+            continue
+        header, written = read_header(directory / name), read_header(path)
+        assert {n: (e.dtype, e.shape) for n, e in header.tensors.items()} == {
+            n: (e.dtype, e.shape) for n, e in written.tensors.items()
+        }
+        assert "holes" in json.dumps(dict(header.metadata)) and "holes" not in json.dumps(dict(written.metadata))
+        start = min(entry.offset for entry in header.tensors.values())
+        assert not np.fromfile(directory / name, np.uint8, offset=start).any()
+
+
+@pytest.mark.parametrize(("name", "file_bytes"), [("shape-35b", 19_508_787_456), ("shape-8b", 4_508_556_096)])
+def test_the_published_shapes_take_no_room_as_headers(tmp_path, name, file_bytes):
+    directory = synthesise(find_tier(name), tmp_path / name, sparse=True)
+    paths = list(directory.rglob("*"))
+    shards = [path for path in directory.glob("model*.safetensors")]
+    assert 0 < sum(path.stat().st_size for path in shards) - file_bytes < 400_000
+    assert sum(path.stat().st_blocks * 512 for path in paths) < 4 << 20
+    index = CheckpointIndex.open(directory)
+    assert sum(entry.nbytes for entry in index.tensors.values()) == file_bytes
+    for kind in ("lora", "prerouter"):
+        open_adapter(directory, find_tier(name).family, kind, find_tier(name).ks[0])
+
+
+def test_fewer_layers_by_command(tmp_path, capsys):
+    target = tmp_path / "model"
+    assert main(["synth", "unit-35b", str(target), "--layers", "6"]) == 0
+    assert read_config(target).layers == 6 and "unit-35b-6-layers (seed 0)" in capsys.readouterr().out
+    assert main(["synth", "shape-8b", str(tmp_path / "sparse"), "--sparse"]) == 0
+    assert "holes" in capsys.readouterr().out
+    assert main(["synth", "unit-35b", str(tmp_path / "none"), "--layers", "5"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "none").exists()
 
 
 def test_progress_counts_every_byte_once(tier, tmp_path):

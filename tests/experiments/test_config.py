@@ -25,6 +25,8 @@ def test_shipped_configuration_is_valid_and_fits_the_session():
 def test_command_line_forms_of_ks_are_understood():
     assert Workflow.of(SHIPPED | {"ks": 8}).values["ks"] == [8]
     assert Workflow.of(SHIPPED | {"ks": ["2", "8"]}).values["ks"] == [2, 8]
+    assert Workflow.of(SHIPPED | {"prefill_tokens": ["27", 64]}).values["prefill_tokens"] == [27, 64]
+    assert Workflow.of(SHIPPED | {"prefill_tokens": 27}).values["prefill_tokens"] == [27]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ def test_command_line_forms_of_ks_are_understood():
         ({"tempo": 3}, ErrorKind.OPTION_INVALID),
         ({"ks": []}, ErrorKind.OPTION_INVALID),
         ({"ks": [3]}, ErrorKind.ADAPTER_MISSING),
+        ({"prefill_tokens": [1]}, ErrorKind.OPTION_INVALID),
         ({"bank": 1.5}, ErrorKind.OPTION_INVALID),
         ({"model": "no/such/place"}, ErrorKind.FILE_MISSING),
     ],

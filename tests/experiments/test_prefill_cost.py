@@ -1,0 +1,66 @@
+"""The order of prompts, one real sample of each way, and a long-lived engine in small."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+
+import pandas as pd
+import pytest
+
+from experiments.prefill_cost import WAYS, Sample, plan
+
+
+def test_every_way_is_as_often_before_as_after_another():
+    order = plan(4, [27, 128], ["cold", "warm"])
+    assert Counter(entry[0] for entry in order) == {"arm": 4 * 2 * 2 * 3, "aa": 4 * 2 * 2}
+    for condition in ("cold", "warm"):
+        for tokens in (27, 128):
+            places = {
+                (r, way): n
+                for n, (role, r, c, t, way) in enumerate(order)
+                if (role, c, t) == ("arm", condition, tokens)
+            }
+            for one in WAYS:
+                for other in WAYS:
+                    if one < other:
+                        assert sum(places[r, one] < places[r, other] for r in range(4)) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("condition", ["cold", "warm"])
+def test_a_sample_says_what_was_read(checkpoints, way, condition):
+    sample = Sample(str(checkpoints["unit-35b"]), 2, way, condition, 9)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    row = json.loads(done.stdout)
+    every = row["layers"] * row["experts"]
+    assert row["experts_read"] == every if way == "whole-layer" else 0 < row["experts_read"] < every
+    assert row["read_calls"] == (9 * row["layers"] if way == "whole-layer" else 9 * row["experts_read"])
+    assert row["ttft_ms"] > 0 and (condition == "cold") == (row["cached_before_bytes"] < row["asked_bytes"] / 2)
+
+
+def test_ways_that_disagree_void_the_whole(checkpoints, tmp_path):
+    command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-35b"]), str(tmp_path / "out")]
+    done = subprocess.run([*command, "--k", "99", "--rounds", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].startswith("edge0: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_long_lived_engine_in_small(checkpoints, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "experiments.endurance", str(checkpoints["unit-8b"]), str(tmp_path)]
+        + ["--tokens", "100", "--requests", "6", "--k", "2"],
+        capture_output=True,
+        check=True,
+    )
+    rows = pd.read_parquet(tmp_path / "endurance.parquet")
+    long, short = rows[rows.part == "long"], rows[rows.part == "short"]
+    assert long.number.tolist() == [50, 100] and len(short) == 6
+    assert short.groupby("kind").tokens.nunique().tolist() == [1, 1] and short.tokens.nunique() == 2
+    assert (rows.dropped == 0).all() and (short.pinned == 0).all()
