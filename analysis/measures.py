@@ -139,18 +139,20 @@ def prefill_measures(path: Path) -> list[Measure]:
             speed, middle = tokens / (cells[way] / 1e3), cells[way].median()
             note = f"n={len(speed)}, {speed.min():.1f} to {speed.max():.1f}; median {middle:.0f} ms to the first token"
             measures.append(row(place, f"{name}.{way}.tok_s", speed.median(), "tok/s", note=note))
-        first = here[here.way == "ondemand"].iloc[0]
-        read = first.experts_read / (first.layers * first.experts)
-        note = (
-            f"time to the first token, whole layers over on demand, n={here['round'].nunique()}, K={about['k']}; on "
-            f"demand reads {read:.2f} of all experts: bytes alone allow {1 / read:.2f}"
-        )
-        ratio = paired_ratio(cells["whole-layer"].to_numpy(), cells["ondemand"].to_numpy())
-        judged = condition == "cold" and tokens == SHORT_PROMPT
-        goal, passed = (f">= {TTFT_GOAL:.1f}", bool(ratio.ratio >= TTFT_GOAL)) if judged else ("", None)
-        measures.append(
-            row(place, f"{name}.ttft_ratio", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
-        )
+        # The goal is for what is shipped, which is the choice; on demand alone is told beside it.
+        for way, measure, shipped in (("auto", "ttft_ratio", True), ("ondemand", "ondemand.ttft_ratio", False)):
+            first = here[here.way == way].iloc[0]
+            read = first.experts_read / (first.layers * first.experts)
+            note = (
+                f"time to the first token, whole layers over {way}, n={here['round'].nunique()}, K={about['k']}; "
+                f"{way} reads {read:.2f} of all experts: bytes alone allow {1 / read:.2f}"
+            )
+            ratio = paired_ratio(cells["whole-layer"].to_numpy(), cells[way].to_numpy())
+            judged = shipped and condition == "cold" and tokens == SHORT_PROMPT
+            goal, passed = (f">= {TTFT_GOAL:.1f}", bool(ratio.ratio >= TTFT_GOAL)) if judged else ("", None)
+            measures.append(
+                row(place, f"{name}.{measure}", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
+            )
         twin = here[here.role == "aa"].set_index("round")["ttft_ms"]
         same = paired_ratio(twin.to_numpy(), cells["ondemand"].loc[twin.index].to_numpy())
         passed, goal = None if same.n < 2 else same.contains(1.0), "interval contains 1.00"
@@ -168,12 +170,13 @@ def endurance_measures(path: Path) -> list[Measure]:
     rows, place = pd.read_parquet(path.with_suffix(".parquet")), _place(about)
     long, short = (rows[rows.part == part] for part in ("long", "short"))
     settled = long[long.number >= long.number.max() / 10]
-    anonymous = settled.rss_anon_bytes - settled.request_bytes
+    anonymous = settled.rss_anon_bytes - settled.request_bytes - settled.alloc_cache_bytes
+    kept = settled.alloc_cache_bytes.max() / MIB
     growth = (anonymous.iloc[-1] - anonymous.iloc[0]) / MIB
     caches = (settled.request_bytes.iloc[-1] - settled.request_bytes.iloc[0]) / MIB
     note = (
         f"K={about['k']}, tokens {settled.number.min()} to {settled.number.max()}: anonymous memory beyond the "
-        f"request's own caches, which grew by {caches:.1f} MiB"
+        f"request's own caches, which grew by {caches:.1f} MiB, and the allocator's free buffers"
     )
     passed = bool(growth <= GROWTH_GOAL_MIB)
     goal = f"<= {GROWTH_GOAL_MIB:.0f}"
@@ -183,6 +186,7 @@ def endurance_measures(path: Path) -> list[Measure]:
     dropped_, pinned = int(rows.dropped.max()), int(short.pinned.max())
     return [
         row(place, "endurance.growth", growth, "MiB", goal=goal, passed=passed, note=note),
+        row(place, "endurance.free_buffers", kept, "MiB", note="freed buffers that the allocator keeps, at the most"),
         row(
             place,
             "endurance.requests_growth",

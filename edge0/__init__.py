@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge0.checkpoint.synth import synthesise
-    from edge0.engine import Engine, Request
+    from edge0.engine import Engine
     from edge0.errors import Edge0Error, ErrorKind
     from edge0.options import EngineOptions
+    from edge0.request import Request
     from edge0.sampling import Sampling
     from edge0.tiers import TIERS, find_tier
 
@@ -24,7 +25,7 @@ _HOME = {
     "Engine": "engine",
     "EngineOptions": "options",
     "ErrorKind": "errors",
-    "Request": "engine",
+    "Request": "request",
     "Sampling": "sampling",
     "find_tier": "tiers",
     "synthesise": "checkpoint.synth",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 
 from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.heap import EVERY_TOKENS, release_freed_memory
+from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -29,7 +30,7 @@ from edge0.routing import Router
 from edge0.sampling import Sampling
 from edge0.streaming.bank import Bank
 from edge0.streaming.executor import Executed, Executor, Lease, Prediction
-from edge0.streaming.prefill import WholeLayers, whole_layers
+from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
 from edge0.streaming.reader import Reader
 from edge0.streaming.source import FaultSource, PreadSource
 from edge0.streaming.stack import StackStore
@@ -66,8 +67,7 @@ class Engine:
         self.dtype = models.activation_dtype()
         self.router = Router.of(self.config, self.k)
         self.recorder = recorder or Recorder()
-        if options.memory_bytes is not None:
-            mx.set_cache_limit(plan.cache_bytes)
+        self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
         self.model = models.load(self.directory, self.config, opening.index, streamed=True)
         if opening.lora is not None:
@@ -85,7 +85,7 @@ class Engine:
             else:
                 self.source = FaultSource(self.layout.paths, options.mmap_random)
             undo.callback(self.source.close)
-            self.layout.check_files()
+            self.source.check(self.layout.identities)
             self.reader = None
             if options.assembly == "bank":
                 self.reader = Reader(self.source, self.recorder, options.reader_threads, options.advise)
@@ -108,6 +108,11 @@ class Engine:
     # --- one request -----------------------------------------------------------------------------------------------
 
     def new_request(self) -> Request:
+        """
+        Raises:
+            Edge0Error: FILE_CHANGED when somebody wrote to the checkpoint since it was opened.
+        """
+        self.source.check(self.layout.identities)
         return Request(self.model.make_cache())
 
     def prefill(
@@ -119,41 +124,38 @@ class Engine:
             progress: told after each chunk how many tokens are done; what it raises ends the prefill.
 
         Raises:
-            Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
+            Edge0Error: PROMPT_INVALID, READ_FAILED, BANK_TOO_SMALL (another request holds too much), EXPERT_ABSENT,
+                ENGINE_CLOSED. The request is of no further use then; the engine is.
         """
         self._check_tokens(request, tokens)
         request.release()  # a prompt that goes on ends what was predicted and remembered
         request.history = {}
-        heads_follow = self.predictor is not None and self.config.family.first_step_predicted
-        for start in range(0, len(tokens), self.plan.prefill_chunk):
-            chunk = tokens[start : start + self.plan.prefill_chunk]
+        for cut in even_cuts(len(tokens), self.plan.prefill_chunk):
+            chunk = tokens[cut]
             with self._pass(request, decoding=False) as running:
                 running.whole = self._whole_layers(len(chunk))
-                h = self.model.embed(mx.array([chunk]))
+                h = self.model.embed(mx.array([[int(token) for token in chunk]]))
                 h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
                 mx.eval(h)
                 running.whole.release()
                 self._release(running.leases)
-                if len(chunk) >= EVERY_TOKENS:
+                request.tokens += len(chunk)
+                if cut.stop == len(tokens):
+                    logits = self._end_prompt(h, running, request)
+                elif self._heads_follow:
+                    request.history = self.predictor.history(self.schedule.owners, running.executed)
+                if len(chunk) >= CACHE_STEP_TOKENS:
                     release_freed_memory()
                 if progress is not None:
-                    progress(start + len(chunk))
-            if heads_follow and start + len(chunk) < len(tokens):
-                request.history = self.predictor.history(self.schedule.owners, running.executed)
-        if heads_follow:
-            for group in self.schedule.groups:
-                forecast = self._forecast(group, running.executed, request)
-                self._harvest(Flight(group, h, forecast, []), request)
-        request.tokens += len(tokens)
-        logits = self.model.head(h[:, -1:])[0, -1]
-        mx.eval(logits)
+                    progress(cut.stop)
         return logits
 
     def step(self, request: Request, token: int) -> mx.array:
         """Decode one token; returns the logits `[vocab]` that follow it (paper section 3.2).
 
         Raises:
-            Edge0Error: PROMPT_INVALID, READ_FAILED. The request is of no further use then; the engine is.
+            Edge0Error: PROMPT_INVALID, READ_FAILED, BANK_TOO_SMALL (another request holds too much), EXPERT_ABSENT,
+                ENGINE_CLOSED. The request is of no further use then; the engine is.
         """
         self._check_tokens(request, [token])
         with self._pass(request) as running:
@@ -165,7 +167,7 @@ class Engine:
                 h = self._launch(group, h, running, request)
             self._land(running, request, keep=0)
         request.tokens += 1
-        if request.tokens % EVERY_TOKENS == 0:
+        if request.tokens % CACHE_STEP_TOKENS == 0:
             release_freed_memory()
         return h[0, -1]
 
@@ -175,7 +177,7 @@ class Engine:
         """Yield token ids until `max_tokens` or one of `stop` (which is not yielded).
 
         Raises:
-            Edge0Error: PROMPT_INVALID, READ_FAILED, NUMERIC.
+            Edge0Error: PROMPT_INVALID, NUMERIC, and what `prefill` and `step` raise.
         """
         sample = (sampling or Sampling()).sampler()
         request = self.new_request()
@@ -197,6 +199,9 @@ class Engine:
         if self.reader is not None:
             self.reader.close()
         self.source.close()
+        if self._cache_limit is not None:
+            mx.set_cache_limit(self._cache_limit)
+            self._cache_limit = None
 
     def __enter__(self) -> Engine:
         return self
@@ -221,15 +226,10 @@ class Engine:
         try:
             yield running
         except BaseException:
-            for flight in running.flights:
-                mx.eval(flight.output)
-                self._release(flight.leases)
-            if running.whole is not None:
-                running.whole.release()
-            self._release(running.leases)
-            unused = [*running.predictions.values(), *running.advised.values()]
-            self._release([prediction.lease for prediction in unused])
-            request.release()
+            try:
+                running.let_go()
+            finally:
+                request.release()
             raise
 
     def _is_staged(self, group: LaunchGroup, running: Pass) -> bool:
@@ -279,6 +279,20 @@ class Engine:
                 flight.forecast.indices[own], flight.forecast.weights[own], ids[own], lease
             )
 
+    @property
+    def _heads_follow(self) -> bool:
+        """Whether the heads run on a prompt's last token, so that the first step is predicted (8b)."""
+        return self.predictor is not None and self.config.family.first_step_predicted
+
+    def _end_prompt(self, h: mx.array, running: Pass, request: Request) -> mx.array:
+        """The logits after a prompt and, where the family wants it, the first predictions."""
+        if self._heads_follow:
+            for group in self.schedule.groups:
+                self._harvest(Flight(group, h, self._forecast(group, running.executed, request), []), request)
+        logits = self.model.head(h[:, -1:])[0, -1]
+        mx.eval(logits)
+        return logits
+
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _layers(self, layers: range, h: mx.array, masks: list, request: Request) -> mx.array:
@@ -305,15 +319,15 @@ class Engine:
             lease.release()
 
     def _check_tokens(self, request: Request, tokens: Sequence[int]) -> None:
-        if not tokens:
+        if not len(tokens):
             raise Edge0Error(ErrorKind.PROMPT_INVALID, "the prompt is empty", expected="at least one token", found=0)
-        wrong = next((token for token in tokens if not 0 <= token < self.config.vocab), None)
+        wrong = next((t for t in tokens if not isinstance(t, Integral) or not 0 <= t < self.config.vocab), None)
         if wrong is not None:
             raise Edge0Error(
                 ErrorKind.PROMPT_INVALID,
                 "a token is outside the vocabulary",
-                expected=f"0 to {self.config.vocab - 1}",
-                found=wrong,
+                expected=f"an integer of 0 to {self.config.vocab - 1}",
+                found=repr(wrong),
             )
         if request.tokens + len(tokens) > self.context_tokens:
             raise Edge0Error(

@@ -13,7 +13,7 @@ EXIT_CODE = 2
 
 
 class ErrorKind(enum.Enum):
-    """Why Edge0 refuses. Each member has at least one test that raises it."""
+    """Why Edge0 refuses. Each member is expected of a call by at least one test; a test of its own looks for these."""
 
     # --- safetensors files -------------------------------------------------------------------------------------
     FILE_MISSING = "a file that the checkpoint needs is not there"
@@ -52,7 +52,7 @@ class ErrorKind(enum.Enum):
     CONDITION_UNKNOWN = "no page-cache condition of that name"
     OPTION_INVALID = "an option has a value outside its range"
     K_INVALID = "K is not between 1 and the number of routed experts (or the groups that may be selected)"
-    BANK_TOO_SMALL = "the bank cannot hold one token's working set plus its prefetch set"
+    BANK_TOO_SMALL = "the bank cannot hold a token's working set and the prefetch, two whole layers, or one more expert"
     MEMORY_TOO_SMALL = "the memory budget is below the floor of this checkpoint and these options"
     OUTPUT_UNWRITABLE = "an output cannot be written"
     OUTPUT_BUSY = "another process is writing the same output"

@@ -11,7 +11,7 @@ import sys
 
 import mlx.core as mx
 
-EVERY_TOKENS = 256  # by which mlx-lm's attention caches grow
+CACHE_STEP_TOKENS = 256  # by which mlx-lm's attention caches grow
 
 # glibc alone has it: musl and macOS give memory back by themselves.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -20,7 +20,7 @@ from edge0.checkpoint.schema import (
     lora_tensors,
 )
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.heap import EVERY_TOKENS
+from edge0.heap import CACHE_STEP_TOKENS
 from edge0.models import ling, qwen
 from edge0.opening import Opening
 from edge0.streaming.bank import slot_bytes
@@ -280,7 +280,7 @@ def kv_bytes(config: ModelConfig, context: int, item: int) -> int:
     A cache that grows in the middle of a step of 256 tokens starts its next step there, so that it may have room for
     up to 255 tokens more than it holds.
     """
-    room = context + EVERY_TOKENS - 1
+    room = context + CACHE_STEP_TOKENS - 1
     layers = [layer_cache_bytes(config, layer, room, item) for layer in range(config.layers)]
     growing = [n for layer, n in enumerate(layers) if not is_linear_attention(config, layer)]
     return sum(layers) + max(growing, default=0)

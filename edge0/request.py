@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -9,6 +10,8 @@ import mlx.core as mx
 from edge0.prerouter.predictor import Forecast
 from edge0.prerouter.schedule import LaunchGroup
 from edge0.streaming.executor import Lease, Prediction, Running
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -49,3 +52,17 @@ class Pass(Running):
     masks: list = field(default_factory=list)
     advised: dict[int, Prediction] = field(default_factory=dict)  # advisory mode: what only warmed the bank
     flights: list[Flight] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """The pass failed: release everything that it holds, once no running graph reads it."""
+        leases = [lease for flight in self.flights for lease in flight.leases] + self.leases
+        leases += [prediction.lease for prediction in (*self.predictions.values(), *self.advised.values())]
+        try:
+            mx.eval([flight.output for flight in self.flights])
+        except Exception as error:  # perhaps it was MLX that failed; the first failure is the one that is told
+            log.debug("a group of a failed pass could not be evaluated: %s", error)
+        finally:
+            for lease in leases:
+                lease.release()
+            if self.whole is not None:
+                self.whole.release()

@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,12 +20,10 @@ from rich.console import Console
 from rich.progress import track
 
 from edge0 import Engine, EngineOptions, Sampling
-from edge0.errors import EXIT_CODE, Edge0Error
 from edge0.request import Request
-from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.memory import memory_counters
-from edge0.telemetry.pagecache import FilePages, self_test
 from experiments.conditions import prepare_warm
+from experiments.publish import open_pages, publish, run_command
 
 EVERY_TOKENS = 50
 PROMPT_TOKENS = 16
@@ -34,14 +31,16 @@ SHORT_TOKENS = 12
 
 
 def measure(model: Path, k: int, tokens: int, requests: int) -> pd.DataFrame:
-    """Rows of both parts: `part` is "long" (one row per `EVERY_TOKENS`) or "short" (one row per request)."""
+    """Rows of both parts: `part` is "long" (one row per `EVERY_TOKENS`) or "short" (one row per request).
+
+    Raises:
+        Edge0Error: PROBE_UNAVAILABLE when the page cache cannot be read or made warm.
+    """
     rows = []
     console = Console(stderr=True)
     with Engine(model, EngineOptions(k=k)) as engine:
-        probe = self_test(engine.layout.paths[0])
-        for path in engine.layout.paths:
-            with FilePages(path, probe.method) as pages:
-                prepare_warm({path: pages})
+        with open_pages(engine.layout.paths) as files:
+            prepare_warm(files)
         prompts = np.random.default_rng(0).integers(0, min(256, engine.config.vocab), (2, PROMPT_TOKENS)).tolist()
         request = engine.new_request()
         logits = engine.prefill(request, prompts[0])
@@ -86,23 +85,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=50, help="short requests (default 50)")
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
     options = parser.parse_args()
-    try:
+
+    def command() -> None:
         rows = measure(options.model, options.k, options.tokens, options.requests)
-    except Edge0Error as error:
-        print(f"edge0: {error}", file=sys.stderr)
-        return EXIT_CODE
-    host = describe_host(options.model)
-    about = {
-        "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
-        "machine": machine_id(),
-        "commit": host.get("git_commit"),
-        "k": options.k,
-        "host": host,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows.to_parquet(options.out / "endurance.parquet")
-    (options.out / "endurance.json").write_text(json.dumps(about, indent=1, default=str))
-    return 0
+        publish(options.out, "endurance", rows, options.model, {"k": options.k})
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +22,12 @@ from rich.console import Console
 from rich.progress import track
 
 from edge0 import Engine, EngineOptions
-from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from edge0.telemetry.host import describe_host, machine_id
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.memory import process_device_bytes
-from edge0.telemetry.pagecache import FilePages, self_test
 from edge0.tokens import load_tokenizer
 from experiments.conditions import Condition, prepare
+from experiments.processes import run_python
+from experiments.publish import open_pages, publish, run_command
 
 WAYS = ("ondemand", "whole-layer", "auto")
 TEXT = (
@@ -53,7 +51,8 @@ def measure(sample: Sample) -> dict[str, Any]:
     """The row of one sample.
 
     Raises:
-        Edge0Error: PROBE_UNAVAILABLE when the condition cannot be reached or read.
+        Edge0Error: PROBE_UNAVAILABLE when the condition cannot be reached or read; SESSION_VOID when the prompt was not
+            read in the way that the sample names.
     """
     tokenizer = load_tokenizer(Path(sample.model))
     prompt = tokenizer.encode(TEXT)
@@ -65,10 +64,7 @@ def measure(sample: Sample) -> dict[str, Any]:
         options = EngineOptions(k=sample.k, prefill=sample.way, bank_bytes=slots * first.plan.slot_bytes)
     with ExitStack() as stack:
         engine = stack.enter_context(Engine(sample.model, options))
-        probe = self_test(engine.layout.paths[0])
-        if probe.method == "unavailable":
-            raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, "the page cache cannot be read", found=probe.reason)
-        files = {path: stack.enter_context(FilePages(path, probe.method)) for path in engine.layout.paths}
+        files = stack.enter_context(open_pages(engine.layout.paths))
         cached = prepare(Condition.parse(sample.condition), files)
         before, device = asdict(engine.recorder.totals), process_device_bytes()
         start = time.perf_counter_ns()
@@ -77,7 +73,17 @@ def measure(sample: Sample) -> dict[str, Any]:
         took = time.perf_counter_ns() - start
         after = asdict(engine.recorder.totals)
         moved = None if device is None else process_device_bytes() - device
+        chunks = -(-len(prompt) // engine.plan.prefill_chunk)
+        whole = chunks * sum(len(engine.layout.layer_ranges(layer)) for layer in engine.layout.layers)
+        every = chunks * len(engine.layout.records())
     spent = {key: after[key] - before[key] for key in after}
+    if sample.way == "whole-layer" and (spent["loads"], spent["calls"]) != (every, whole):
+        raise Edge0Error(
+            ErrorKind.SESSION_VOID,
+            "the prompt was not read by whole layers",
+            expected=f"{every} experts in {whole} calls",
+            found=f"{spent['loads']} in {spent['calls']}",
+        )
     return asdict(sample) | {
         "ttft_ms": took / 1e6,
         "first_token": token,
@@ -118,16 +124,11 @@ def run(options: argparse.Namespace) -> pd.DataFrame:
     samples = plan(options.rounds, options.lengths, options.conditions)
     for role, number, condition, tokens, way in track(samples, "prompts", console=Console(stderr=True)):
         sample = Sample(str(options.model), options.k, way, condition, tokens)
-        done = subprocess.run(
-            [sys.executable, "-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
-            capture_output=True,
-            text=True,
-            check=False,
+        printed = run_python(
+            ["-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
+            f"prompt of {tokens} tokens, {way}, {condition}",
         )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise Edge0Error(ErrorKind.SESSION_VOID, f"prompt of {tokens} tokens, {way}, {condition}: {last}")
-        rows.append({"role": role, "round": number} | json.loads(done.stdout.splitlines()[-1]))
+        rows.append({"role": role, "round": number} | json.loads(printed.splitlines()[-1]))
     frame = pd.DataFrame(rows)
     for tokens, here in frame.groupby("tokens"):
         if here.first_token.nunique() > 1:
@@ -145,29 +146,12 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    try:
-        if options.sample is not None:
-            print(json.dumps(measure(Sample(**json.loads(options.sample)))))
-            return 0
-        if options.model is None or options.out is None:
-            parser.error("MODEL and OUT_DIR are needed")
-        rows = run(options)
-    except Edge0Error as error:
-        print(f"edge0: {error}", file=sys.stderr)
-        return EXIT_CODE
-    host = describe_host(options.model)
-    about = {
-        "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
-        "machine": machine_id(),
-        "commit": host.get("git_commit"),
-        "k": options.k,
-        "rounds": options.rounds,
-        "host": host,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows.to_parquet(options.out / "prefill.parquet")
-    (options.out / "prefill.json").write_text(json.dumps(about, indent=1, default=str))
-    return 0
+    if options.sample is not None:
+        return run_command(lambda: print(json.dumps(measure(Sample(**json.loads(options.sample))))))
+    if options.model is None or options.out is None:
+        parser.error("MODEL and OUT_DIR are needed")
+    about = {"k": options.k, "rounds": options.rounds}
+    return run_command(lambda: publish(options.out, "prefill", run(options), options.model, about))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ first. Writes rows; ratios are made from the files.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +21,14 @@ from rich.progress import track
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.streaming.reader import Reader, Target
 from edge0.streaming.source import FaultSource, PreadSource
-from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.loads import DEMAND, Recorder
-from edge0.telemetry.pagecache import FilePages, self_test
+from edge0.telemetry.pagecache import FilePages
 from edge0.tiers import read_config
 from experiments.observer import by_file
+from experiments.publish import open_pages, publish, run_command
 from experiments.window import fault_window
 
 COLD_SHARE = 0.99
@@ -44,11 +42,10 @@ def measure(model: Path, k: int, pairs: int, threads: int, seed: int) -> tuple[p
     """
     config = read_config(model)
     layout = ExpertLayout.of(CheckpointIndex.open(model), config)
-    probe = self_test(layout.paths[0])
     rng = np.random.default_rng(seed)
     rows = []
     with ExitStack() as stack:
-        files = {path: stack.enter_context(FilePages(path, probe.method)) for path in layout.paths}
+        files = stack.enter_context(open_pages(layout.paths))
         with fault_window(layout.paths) as window:
             faults = FaultSource(layout.paths, random=window == "random")
         stack.callback(faults.close)
@@ -113,25 +110,13 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
+
+    def command() -> None:
         rows, window = measure(options.model, options.k, options.pairs, options.threads, options.seed)
-    except Edge0Error as error:
-        print(f"edge0: {error}", file=sys.stderr)
-        return EXIT_CODE
-    host = describe_host(options.model)
-    about = {
-        "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
-        "machine": machine_id(),
-        "commit": host.get("git_commit"),
-        "fault_window": window,
-        "threads": options.threads,
-        "k": options.k,
-        "host": host,
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows.to_parquet(options.out / "reads.parquet")
-    (options.out / "reads.json").write_text(json.dumps(about, indent=1, default=str))
-    return 0
+        about = {"fault_window": window, "threads": options.threads, "k": options.k}
+        publish(options.out, "reads", rows, options.model, about)
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

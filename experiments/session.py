@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -28,21 +27,17 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from edge0.checkpoint.adapters import open_adapter
-from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from edge0.models import activation_dtype
+from edge0.opening import Opening
 from edge0.options import EngineOptions
-from edge0.prerouter.schedule import Schedule
-from edge0.streaming.bank import slot_bytes
+from edge0.plan import MemoryPlan
 from edge0.telemetry.host import describe_host, machine_id
-from edge0.tiers import ModelConfig, read_config
+from edge0.tiers import ModelConfig
 from experiments.arms import ARMS, find_arm
 from experiments.conditions import Condition
+from experiments.processes import run_python
 from experiments.run_arm import RunSpec
-
-RUN_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
 
     Raises:
         Edge0Error: for an unknown arm or condition, a K or adapter that the model cannot serve, a broken checkpoint,
-            a bank below the floor.
+            a bank below the floor, records that are none or of another model.
     """
     Condition.parse(options.condition)
     for arm in options.arms:
@@ -128,23 +123,35 @@ def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "option records", expected="a repacked checkpoint", found=None)
     if not options.ks or not options.arms:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
-    config = read_config(options.model)
-    layout = ExpertLayout.of(CheckpointIndex.open(options.model), config)
-    slot = slot_bytes(layout.specs, activation_dtype())
+    opening = _open(options, options.model)
+    if options.records is not None:
+        records = _open(options, options.records).layout
+        if records.stacked or records.total_bytes != opening.layout.total_bytes:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                "option records: not this model's checkpoint, repacked",
+                path=options.records,
+                expected=f"records of {opening.layout.total_bytes} bytes of experts",
+                found=f"{'stacks' if records.stacked else 'records'} of {records.total_bytes}",
+            )
+    return opening.config, opening.layout
+
+
+def _open(options: SessionOptions, directory: str) -> Opening:
+    """Open a checkpoint as the session's arms will, with every K; returns the last opening."""
     engine = EngineOptions(
-        bank_bytes=bank_slots(options, layout) * slot,
+        lora=options.lora,
+        adapter_k=options.adapter_k,
         launch_groups=options.launch_groups,
         reader_threads=options.reader_threads,
     )
     for k in options.ks:
-        config.check_k(k)
-        adapters = [
-            open_adapter(Path(options.model), config.family, kind, options.adapter_k or k)
-            for kind in (("prerouter", "lora") if options.lora else ("prerouter",))
-        ]
-        schedule = Schedule.of(config, adapters[0].owners, options.launch_groups, adapters[0].header.path)
-        engine.bank_slots(slot, schedule.floor_slots(config, k), len(layout.records()))
-    return config, layout
+        opening = Opening.of(directory, dataclasses.replace(engine, k=k))
+        # Once for the size of a slot, which the bank's bytes follow from, and once with that bank.
+        slot = MemoryPlan.of(opening).slot_bytes
+        bank = dataclasses.replace(opening.options, bank_bytes=bank_slots(options, opening.layout) * slot)
+        MemoryPlan.of(dataclasses.replace(opening, options=bank))
+    return opening
 
 
 def bank_slots(options: SessionOptions, layout: ExpertLayout) -> int:
@@ -185,7 +192,7 @@ def sample_tokens(options: SessionOptions, folder: Path) -> list[int]:
     """The sequence that all arms replay, sampled by the model itself, natively routed, in a process of its own."""
     count = options.warmup_steps + options.timed_steps
     target = folder / "tokens.json"
-    _python(
+    run_python(
         ["-m", "experiments.sample_tokens", options.model, str(options.prompt_tokens), str(count), str(options.seed)]
         + [str(target)],
         "sampling the token sequence",
@@ -223,7 +230,7 @@ def _run_all(
             )
             path = folder / f"{spec.run_id}.spec.json"
             path.write_text(json.dumps(dataclasses.asdict(spec)))
-            _python(["-m", "experiments.run_arm", str(path), str(folder)], f"arm {run.arm} at K={run.k}")
+            run_python(["-m", "experiments.run_arm", str(path), str(folder)], f"arm {run.arm} at K={run.k}")
             row = json.loads((folder / f"{spec.run_id}.json").read_text())
             rows.append(dataclasses.asdict(run) | {"order": order} | row)
             speed = "failed" if row["tok_s"] is None else f"{row['tok_s']:.2f} tok/s"
@@ -310,21 +317,6 @@ def text_health(tokens: list[int]) -> dict[str, Any]:
         "repeat_period": period_of,
         "stop_reason": "length",
     }
-
-
-def _python(arguments: list[str], what: str) -> None:
-    """Run a fresh interpreter; its last line of error becomes ours."""
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} took longer than {RUN_TIMEOUT_S} s") from error
-    if done.returncode == EXIT_CODE and done.stderr.strip().startswith("edge0: "):
-        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what}: {done.stderr.strip().splitlines()[-1][7:]}")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} ended with exit code {done.returncode}: {last}")
 
 
 def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | None]:

@@ -46,6 +46,7 @@ def test_expected_failures_are_one_line_and_exit_code_two(command, capsys):
         ["--k", "3"],
         ["--memory", "10kB"],
         ["--memory", "much"],
+        ["--memory", "9" * 400],
         ["--context", "0"],
         ["--temperature", "-1"],
         ["--max-tokens", "0"],

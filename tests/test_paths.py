@@ -1,7 +1,9 @@
 """The four paths and the two layouts: the same bits for the same route, and each path really taken."""
 
 import functools
+import threading
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from reference import (
@@ -52,6 +54,12 @@ def prefill_loads(recorder):
     return [load for load in recorder.loads if load.purpose == PREFILL]
 
 
+def two_layers(directory):
+    """Bytes of a bank that holds two whole layers and nothing more."""
+    with Engine(directory, EngineOptions(k=2, **NATIVE)) as engine:
+        return 2 * engine.config.experts * engine.plan.slot_bytes
+
+
 # --- whole-layer ---------------------------------------------------------------------------------------------------
 
 
@@ -66,19 +74,19 @@ def test_whole_layers_equal_stock_mlx_lm_and_are_read_once_per_chunk(checkpoint,
     assert not [load for load in recorder.loads if load.purpose == DEMAND and load.layer in layers[-2:]]
 
 
-@pytest.mark.parametrize("chunk", [7, 10])
+@pytest.mark.parametrize("chunk", [7, 10, len(PROMPT) - 1])
 def test_whole_layers_chunk_by_chunk(checkpoint, chunk):
     options = {"k": 4, "prefill_chunk": chunk, "bank_bytes": EVERYTHING, **NATIVE}
     logits, recorder = run(checkpoint, prefill="whole-layer", **options)
     assert same_bits(logits, run(checkpoint, prefill="ondemand", **options)[0])
     chunks = -(-len(PROMPT) // chunk)
+    assert same_bits(logits, run(checkpoint, prefill="ondemand", **(options | {"prefill_chunk": 2048}))[0])
     assert len(prefill_loads(recorder)) == 9 * chunks * len({load.layer for load in prefill_loads(recorder)})
 
 
 def test_two_layer_buffers_and_nothing_more_are_enough(checkpoint, refused):
     """A bank of exactly two layers: every whole layer displaces the one before the last."""
-    with Engine(checkpoint, EngineOptions(k=2, **NATIVE)) as engine:
-        two = 2 * engine.config.experts * (engine.store.nbytes // engine.store.capacity)
+    two = two_layers(checkpoint)
     logits, recorder = run(checkpoint, k=2, bank_bytes=two, prefill="whole-layer", **NATIVE)
     assert same_bits(logits, stock(checkpoint, 2))
     assert {load.expert for load in prefill_loads(recorder)} == {WHOLE}
@@ -89,7 +97,7 @@ def test_two_layer_buffers_and_nothing_more_are_enough(checkpoint, refused):
 
 
 def test_a_long_prompt_reads_each_expert_once_and_a_short_one_what_it_routes_to(checkpoint):
-    options = {"k": 4, "bank_bytes": EVERYTHING, **NATIVE}
+    options = {"k": 4, "bank_bytes": two_layers(checkpoint), **NATIVE}
     for prompt, whole in ((LONG, True), (PROMPT[:5], False)):
         logits, recorder = run(checkpoint, 0, prompt, **options)
         loads = prefill_loads(recorder)
@@ -155,16 +163,49 @@ def test_progress_tells_each_chunk_and_may_end_the_prompt(checkpoint):
     with Engine(checkpoint, options) as engine:
         done = []
         expected = np.array(engine.prefill(engine.new_request(), LONG, done.append))
-        assert done == [32, 64, 90]
+        assert done == [30, 60, 90]
 
         def stop(tokens):
-            if tokens == 64:
+            if tokens == 60:
                 raise Enough
 
         with pytest.raises(Enough):
             engine.prefill(engine.new_request(), LONG, stop)
         assert engine.store.available == engine.store.capacity
         assert same_bits(np.array(engine.prefill(engine.new_request(), LONG)), expected)
+
+
+def test_every_chunk_of_a_long_prompt_reads_each_expert_once(checkpoint):
+    """Also those that the chunk before left in the layer buffers: the first layers are read over them."""
+    options = {"k": 4, "bank_bytes": two_layers(checkpoint), "prefill_chunk": 90}
+    _, recorder = run(checkpoint, 0, LONG * 3, **options, **NATIVE)
+    loads = prefill_loads(recorder)
+    layers = {load.layer for load in loads}
+    assert {load.expert for load in loads} == {WHOLE} and len(loads) == 3 * 9 * len(layers)
+
+
+def test_a_prompt_of_three_thousand_tokens_reads_each_expert_once_per_chunk(checkpoints):
+    directory = checkpoints["unit-35b"]
+    prompt = np.random.default_rng(6).integers(0, 512, 3100).tolist()
+    for bank, chunks in ((two_layers(directory), 2), (EVERYTHING, 1)):  # a bank of everything keeps what it reads
+        with Engine(directory, EngineOptions(k=4, bank_bytes=bank, **NATIVE), Recorder(rows=True)) as engine:
+            engine.prefill(engine.new_request(), prompt)
+            loads = prefill_loads(engine.recorder)
+            assert sum(load.asked_bytes for load in loads) == chunks * engine.layout.total_bytes
+            assert {load.expert == WHOLE for load in loads} == {chunks == 2}
+
+
+def test_another_requests_predictions_in_a_buffer_are_told_where_whole_layers_were_asked_for(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=4, bank_bytes=EVERYTHING, prefill="whole-layer")) as engine:
+        first = engine.new_request()
+        engine.prefill(first, LONG)
+        engine.step(first, 1)
+        while engine.store.buffer_free(0) and engine.store.buffer_free(1):
+            engine.step(first, 2)
+        second = engine.new_request()
+        refused(ErrorKind.BANK_TOO_SMALL, lambda: engine.prefill(second, LONG), "another request")
+        first.release()
+        engine.prefill(engine.new_request(), LONG)
 
 
 # --- hot -----------------------------------------------------------------------------------------------------------
@@ -212,6 +253,66 @@ def test_a_failed_read_beside_a_computing_hit_ends_the_step_and_not_the_engine(c
         request.release()
         assert engine.store.available == engine.store.capacity
         assert same_bits(engine_logits(engine, PROMPT, TOKENS), expected)
+
+
+@pytest.mark.parametrize("failure", [OSError("no"), MemoryError(), KeyboardInterrupt()])
+def test_hits_are_evaluated_before_their_slots_are_let_go(checkpoint, monkeypatch, failure):
+    """Whatever a reader meets, also what is no Edge0Error."""
+    options = EngineOptions(k=8, native="hot", **NATIVE)
+    real, broken = PreadSource.read, []
+
+    def read(self, piece, memories):
+        if broken:
+            raise failure
+        real(self, piece, memories)
+
+    monkeypatch.setattr(PreadSource, "read", read)
+    with Engine(checkpoint, options) as engine:
+        expected = engine_logits(engine, PROMPT, TOKENS[:3])
+        request = engine.new_request()
+        engine.prefill(request, PROMPT)
+        broken.append(True)
+        with pytest.raises(type(failure)):
+            for token in TOKENS:
+                engine.step(request, token)
+        broken.clear()
+        assert engine.store.available == engine.store.capacity
+        assert same_bits(engine_logits(engine, PROMPT, TOKENS[:3]), expected)
+
+
+def test_hits_compute_while_misses_are_read(checkpoint, monkeypatch):
+    """The misses of one layer are held back until its hits have been launched."""
+    launched, gate = threading.Event(), []
+    real_read, real_eval = PreadSource.read, mx.async_eval
+
+    def read(self, piece, memories):
+        if gate:
+            assert launched.wait(30), "the hits were not launched while their neighbours were being read"
+        real_read(self, piece, memories)
+
+    def async_eval(*arrays):
+        real_eval(*arrays)
+        if gate and arrays and arrays[0].ndim == 4:  # expert outputs [1, 1, hits, hidden]
+            launched.set()
+
+    monkeypatch.setattr(PreadSource, "read", read)
+    monkeypatch.setattr(mx, "async_eval", async_eval)
+    with Engine(checkpoint, EngineOptions(k=8, native="hot", **NATIVE)) as engine:
+        request = engine.new_request()
+        engine.prefill(request, PROMPT)
+        layer = engine.config.moe_layers[0]
+        block = engine.blocks[layer]
+        x = mx.random.normal((1, 1, engine.config.hidden))
+        indices, _ = engine.router(block.logits(x), block.bias())
+        ids = np.unique(np.array(indices))
+        engine.store.request(layer, ids[:3], DEMAND).wait()
+        held = engine.store.held(layer, ids)
+        if held.all():
+            pytest.skip("the prompt left every expert of this layer in memory")
+        gate.append(True)
+        outputs, _ = engine.executor(block, x, block.shared(x))
+        mx.eval(outputs)
+        assert launched.is_set()
 
 
 # --- layouts -------------------------------------------------------------------------------------------------------

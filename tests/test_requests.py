@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from reference import PROMPT, TOKENS, engine_logits, floor_bytes, same_bits
@@ -239,6 +240,80 @@ def test_reads_still_under_way_for_an_ended_request_do_not_starve_the_next(check
         finally:
             held.gate.set()
             opener.join()
+
+
+@pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
+def test_a_failure_of_mlx_itself_pins_nothing(checkpoint, monkeypatch, prerouter):
+    """Evaluating fails, also the evaluation that the clean-up tries."""
+    with Engine(checkpoint, floor_options(checkpoint, k=2, prerouter=prerouter)) as engine:
+        expected = engine_logits(engine, PROMPT, SHORT[:3])
+        for steps in (None, 0, 2):
+            request = engine.new_request()
+            if steps is not None:
+                engine.prefill(request, PROMPT)
+                for token in TOKENS[:steps]:
+                    engine.step(request, token)
+            with monkeypatch.context() as broken:
+                broken.setattr(mx, "eval", failing)
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    engine.prefill(request, PROMPT) if steps is None else engine.step(request, TOKENS[steps])
+            assert pins(engine) == 0
+            assert same_bits(engine_logits(engine, PROMPT, SHORT[:3]), expected)
+
+
+def failing(*_):
+    raise RuntimeError("out of memory")
+
+
+def test_a_prompt_that_fails_at_its_very_end_pins_nothing(checkpoints, refused):
+    """8b asks for predictions when the prompt is over; others hold so many slots that there is no room for them."""
+    directory = checkpoints["unit-8b"]
+    with Engine(directory, floor_options(directory, k=2)) as engine:
+        others = []
+        with pytest.raises(Edge0Error) as caught:
+            for token in range(100):  # different tokens, different predictions; what they pin stays pinned
+                request = engine.new_request()
+                engine.prefill(request, [token, token + 1])
+                others.append(request)
+        assert caught.value.kind is ErrorKind.BANK_TOO_SMALL and others and not request.predictions
+        for request in others:
+            request.release()
+        assert pins(engine) == 0
+
+
+def test_advice_that_the_system_refuses_is_no_failure(checkpoint, monkeypatch):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        expected = engine_logits(engine, PROMPT, SHORT[:3])
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        assert same_bits(engine_logits(engine, PROMPT, SHORT[:3]), expected)
+
+
+def test_a_file_written_to_during_a_run_is_told_at_the_next_request(copy_of, tier, refused):
+    directory = copy_of(tier.name)
+    for options in ({"k": 2}, {"k": 2, "io": "mmap", "assembly": "stack"}):
+        with Engine(directory, EngineOptions(**options)) as engine:
+            engine_logits(engine, PROMPT, SHORT[:2])
+            path = engine.layout.paths[0]
+            with path.open("r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                last = file.read()
+                file.seek(-4, os.SEEK_END)
+                file.write(last)
+            os.utime(path, ns=(0, engine.layout.identities[path].modified_ns + 1))
+            refused(ErrorKind.FILE_CHANGED, engine.new_request, path)
+
+
+def test_tokens_of_any_integer_type_are_tokens_and_others_are_refused(checkpoint, refused):
+    with Engine(checkpoint, EngineOptions(k=2)) as engine:
+        expected = np.array(engine.prefill(engine.new_request(), PROMPT))
+        assert same_bits(np.array(engine.prefill(engine.new_request(), np.array(PROMPT))), expected)
+        for wrong in ([1.0, 2.0], ["a"], np.array([1.5])):
+            refused(ErrorKind.PROMPT_INVALID, lambda w=wrong: engine.prefill(engine.new_request(), w), "an integer of")
 
 
 def test_an_invalid_prompt_is_refused_before_anything_is_read(checkpoint, refused):

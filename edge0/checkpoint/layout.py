@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from edge0.checkpoint.header import CheckpointIndex, FileIdentity, ShardHeader, check_identity, read_header
+from edge0.checkpoint.header import CheckpointIndex, FileIdentity, ShardHeader, read_header
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE, ModelConfig
 
@@ -128,15 +128,6 @@ class ExpertLayout:
         identities = {r.path: headers[r.path].identity for pieces in first.values() for r in pieces}
         record = 0 if stacked else record_bytes(specs)
         return cls(specs, config.experts, config.moe_layers, stacked, identities, first, record)
-
-    def check_files(self) -> None:
-        """Check that the files are still those whose headers were read, for who has opened them since.
-
-        Raises:
-            Edge0Error: FILE_CHANGED, FILE_MISSING.
-        """
-        for path, identity in self.identities.items():
-            check_identity(path, identity)
 
     def pieces(self, layer: int, expert: int) -> tuple[ByteRange, ...]:
         """The nine pieces of one expert, in the order of `specs`, whatever the layout."""

@@ -1,9 +1,9 @@
 """Repacking: a checkpoint with one page-aligned record per routed expert instead of nine slices of stacked tensors.
 
-Every file of the new directory is a head and a list of source ranges (`Output`). The same list writes the file, reads
-it back against the source, and decides after a crash whether a file of the earlier run may stay; nothing is believed
-because of its name or size. All of it happens in a working directory beside the target, which gets the target's name
-only when it is complete. Bytes are moved, never interpreted: this module knows nothing of quantisation or MLX.
+Every file of the new directory is an `Output`, a list of source ranges, which also decides after a crash whether a file
+of the earlier run may stay: nothing is believed because of its name or size. All of it happens in a working directory
+beside the target, which gets the target's name only when it is complete. Bytes are moved, never interpreted: this
+module knows nothing of quantisation or MLX.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from edge0.checkpoint.layout import (
     records_metadata,
     records_path,
 )
+from edge0.checkpoint.output import Output, make_folders, sync_folder, writing
 from edge0.checkpoint.strict import os_errors
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import ModelConfig, read_config
 
 CHUNK_BYTES = 1 << 20  # most that is moved at once outside of experts, which move one at a time
-PARTIAL_NAME = ".partial"  # the one file that is being written
-OLD_LAYOUT = (SHARD_PATTERN, INDEX_NAME, "SHA256SUMS", PARTIAL_NAME)  # top-level files that are not copied
-RESUME = "run the same command again: it goes on from here"
+OLD_LAYOUT = (SHARD_PATTERN, INDEX_NAME, "SHA256SUMS")  # top-level files that are not copied, used or not
 
 Progress = Callable[[int, int], None]  # bytes done so far, bytes in all
 
@@ -55,31 +54,6 @@ class Repacked:
     total_bytes: int
     files: int
     kept: int
-
-
-@dataclass(frozen=True)
-class Output:
-    """One file to be: `head`, then groups of source ranges, each filled up with zeros to a multiple of `stride`."""
-
-    name: str  # relative to the directory
-    nbytes: int
-    head: bytes
-    groups: Callable[[], Iterator[Sequence[ByteRange]]]
-    stride: int = 1
-
-    def chunks(self) -> Iterator[bytes]:
-        """The file's bytes in order, a few MiB at the most at a time.
-
-        Raises:
-            Edge0Error: READ_FAILED when a source file cannot be read, or ends early.
-        """
-        if self.head:
-            yield self.head
-        with _opened_on_demand() as read:
-            for group in self.groups():
-                parts = [read(piece) for piece in group]
-                parts.append(bytes(-sum(map(len, parts)) % self.stride))
-                yield b"".join(parts)
 
 
 def repack(source: Path | str, target: Path | str, progress: Progress | None = None) -> Repacked:
@@ -112,17 +86,18 @@ def repack(source: Path | str, target: Path | str, progress: Progress | None = N
         _remove_strangers(working, outputs)
         _check_space(working, outputs)
         for output in outputs:
-            if _holds(working / output.name, output, report):
+            if output.held_by(working / output.name, report):
                 kept += 1
             else:
-                _write(working, output, report)
+                output.write(working, report)
             done += 2 * output.nbytes
         for shard in index.shards:
             check_identity(shard.path, shard.identity)
-        with _writing(target):
-            _sync_directory(working)
+        with writing(target):
+            for folder in _folders(working, outputs):
+                sync_folder(folder)
             working.rename(target)
-            _sync_directory(target.parent)
+            sync_folder(target.parent)
     return Repacked(
         directory=target,
         layers=len(layout.layers),
@@ -145,7 +120,7 @@ def _outputs(source: Path, config: ModelConfig, index: CheckpointIndex, layout: 
     return [
         *(_layer_output(config, layout, layer) for layer in layout.layers),
         _resident_output(resident),
-        *_copies(source),
+        *_copies(source, {shard.path for shard in index.shards}),
     ]
 
 
@@ -179,8 +154,11 @@ def _resident_output(entries: list[TensorEntry]) -> Output:
     return Output("model.safetensors", len(head) + offset, head, groups)
 
 
-def _copies(source: Path) -> list[Output]:
-    """All other regular files, links followed. Shards, their index and their checksums are of the old layout only."""
+def _copies(source: Path, shards: set[Path]) -> list[Output]:
+    """All other regular files, links followed, but nothing hidden: what lies there is a download tool's own.
+
+    Shards, their index and their checksums are of the old layout only.
+    """
 
     def fail(error: OSError) -> NoReturn:
         raise error
@@ -193,13 +171,18 @@ def _copies(source: Path) -> list[Output]:
                 folders.clear()
                 continue
             visited.add((status.st_dev, status.st_ino))
-            for path in sorted(Path(folder, name) for name in names):
+            folders[:] = filter(_is_shown, folders)
+            for path in sorted(Path(folder, name) for name in filter(_is_shown, names)):
                 old = path.parent == source and any(fnmatchcase(path.name, pattern) for pattern in OLD_LAYOUT)
-                if path.is_file() and not old:
+                if path.is_file() and not old and path not in shards:
                     piece = ByteRange(path, 0, path.stat().st_size)
                     name = path.relative_to(source).as_posix()
                     copies.append(Output(name, piece.nbytes, b"", partial(_cut, piece)))
     return copies
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _header(header: dict, align: int) -> bytes:
@@ -220,7 +203,7 @@ def _cut(piece: ByteRange) -> Iterator[Sequence[ByteRange]]:
 def _check_places(source: Path, target: Path, working: Path) -> None:
     """Neither the target nor the working directory may be the source or lie inside it."""
     for place in (target, working):
-        with _writing(place):
+        with writing(place):
             inside = any(parent.exists() and parent.samefile(source) for parent in (place, *place.parents))
         if inside:
             raise Edge0Error(
@@ -239,8 +222,8 @@ def _only_process(target: Path) -> Iterator[None]:
     """
     path = target.with_name(f".{target.name}.repacking.lock")
     with ExitStack() as undo:
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            make_folders(path.parent)
             lock = undo.enter_context(path.open("ab"))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,11 +239,16 @@ def _only_process(target: Path) -> Iterator[None]:
         yield
 
 
+def _folders(working: Path, outputs: list[Output]) -> set[Path]:
+    """The working directory and every folder below it that the result has."""
+    return {working / parent for output in outputs for parent in Path(output.name).parents}
+
+
 def _remove_strangers(working: Path, outputs: list[Output]) -> None:
     """Leave nothing in the working directory but files and folders that the result has too."""
     files = {working / output.name for output in outputs}
-    folders = {parent for path in files for parent in path.parents}
-    with _writing(working):
+    folders = _folders(working, outputs)
+    with writing(working):
         if working.is_symlink():
             working.unlink()
         for root, inner, names in os.walk(working, topdown=False):
@@ -275,7 +263,7 @@ def _remove_strangers(working: Path, outputs: list[Output]) -> None:
 
 def _check_space(working: Path, outputs: list[Output]) -> None:
     """What is there with the right size counts as done: should it turn out wrong, its room is used again."""
-    with _writing(working):
+    with writing(working):
         status = os.statvfs(working.parent)
         needed = 0
         for output in outputs:
@@ -292,109 +280,3 @@ def _check_space(working: Path, outputs: list[Output]) -> None:
             found=free,
             hint="make room or name a directory on another disk",
         )
-
-
-# --- moving and comparing bytes ------------------------------------------------------------------------------------
-
-
-def _write(working: Path, output: Output, report: Callable[[int], None]) -> None:
-    """Write one file under another name, read it back, and give it its name."""
-    path, unfinished = working / output.name, working / PARTIAL_NAME
-    position = 0
-    with _writing(path):
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        for chunk in output.chunks():
-            with _writing(path):
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-            position += len(chunk)
-            report(position)
-        with _writing(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if not _holds(unfinished, output, report):
-        raise Edge0Error(
-            ErrorKind.OUTPUT_UNWRITABLE,
-            "the file does not read back as the source has it",
-            path=path,
-            hint=f"check the disk, and that nothing changes the source; then {RESUME}",
-        )
-    with _writing(path):
-        unfinished.rename(path)
-        _sync_directory(path.parent)
-
-
-def _holds(path: Path, output: Output, report: Callable[[int], None]) -> bool:
-    """Whether a file holds exactly what it should, read from the device where the system can be told to."""
-    position = 0
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != output.nbytes:
-                return False
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            for chunk in output.chunks():
-                if file.read(len(chunk)) != chunk:
-                    return False
-                position += len(chunk)
-                report(output.nbytes + position)
-    except OSError:  # it is not there, or the device cannot give it back
-        return False
-    return position == output.nbytes
-
-
-@contextmanager
-def _opened_on_demand() -> Iterator[Callable[[ByteRange], bytes]]:
-    """Yields a function that reads a range; files are opened when first read and closed together."""
-    descriptors: dict[Path, int] = {}
-
-    def read(piece: ByteRange) -> bytes:
-        parts, position, end = [], piece.offset, piece.offset + piece.nbytes
-        try:
-            if piece.path not in descriptors:
-                descriptors[piece.path] = os.open(piece.path, os.O_RDONLY)
-            while position < end:
-                parts.append(os.pread(descriptors[piece.path], end - position, position))
-                if not parts[-1]:
-                    raise OSError(f"the file ends at byte {position}")
-                position += len(parts[-1])
-        except OSError as error:
-            raise Edge0Error(
-                ErrorKind.READ_FAILED,
-                f"the source cannot be read: {error.strerror or error}",
-                path=piece.path,
-                tensor=f"bytes {piece.offset} to {end}",
-                hint=f"check the disk and the file; then {RESUME}",
-            ) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    try:
-        yield read
-    finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turns what the system says of an output into an error that names it. Never wraps reads of the source."""
-    try:
-        yield
-    except OSError as error:
-        raise Edge0Error(
-            ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written: {error.strerror or error}", path=path, hint=RESUME
-        ) from error
-
-
-def _sync_directory(path: Path) -> None:
-    """Make renames inside `path` last through a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -55,7 +55,8 @@ def synthesise(
     read as zeros; their metadata says so.
 
     Raises:
-        Edge0Error: OUTPUT_UNWRITABLE when it exists already, does not fit on the disk, or cannot be written.
+        Edge0Error: OUTPUT_UNWRITABLE when it exists already, does not fit on the disk, or cannot be written;
+            OUTPUT_BUSY when another process made it meanwhile.
     """
     target = Path(directory)
     if target.exists():
@@ -66,12 +67,27 @@ def synthesise(
     try:
         unfinished.mkdir(parents=True)
         _write_all(tier, unfinished, seed, progress, sparse)
-        unfinished.rename(target)
+        _give_name(unfinished, target)
     except OSError as error:
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error})", path=target) from error
+        detail = f"cannot be written ({error.strerror or error})"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=target) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
+
+
+def _give_name(unfinished: Path, target: Path) -> None:
+    try:
+        unfinished.rename(target)
+    except OSError as error:
+        if not target.exists():
+            raise
+        raise Edge0Error(
+            ErrorKind.OUTPUT_BUSY,
+            "another process made it meanwhile",
+            path=target,
+            hint="use that one, or name another directory",
+        ) from error
 
 
 def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None, sparse: bool) -> None:

@@ -1,4 +1,4 @@
-"""Verification: everything that is wrong with a checkpoint directory, found in one run.
+"""Verification: everything that is wrong with the files of a checkpoint directory, found in one run.
 
 Opening a checkpoint stops at its first fault; whoever repairs a download wants all of them. Every check here reports
 what it finds and goes on, and a fault that only follows from another (a tensor of a shard that cannot be read) is not
@@ -102,7 +102,7 @@ class Report:
             self.problems.append(error)
 
 
-def verify(directory: Path | str, sha256: bool = False, progress: Progress | None = None) -> Report:
+def verify_files(directory: Path | str, sha256: bool = False, progress: Progress | None = None) -> Report:
     """Check a checkpoint in either layout: config, shards, index, experts, adapters, tokenizer; checksums if asked.
 
     Never raises for what is wrong with the checkpoint. `progress` is that of the checksums.

@@ -48,9 +48,9 @@ def parse_bytes(text: str, option: str) -> int:
         Edge0Error: OPTION_INVALID.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
-    nbytes = int(float(match[1]) * UNITS[(match[2] or "").lower()]) if match else 0
-    if not 0 < nbytes < 2**63:
+    nbytes = float(match[1]) * UNITS[(match[2] or "").lower()] if match else 0.0  # infinite from some 300 digits on
+    if not 1 <= nbytes < 2**63:
         raise Edge0Error(
             ErrorKind.OPTION_INVALID, f"option {option}", expected="a size such as 3GiB or 800MB", found=repr(text)
         )
-    return nbytes
+    return int(nbytes)

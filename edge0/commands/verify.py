@@ -1,9 +1,10 @@
-"""Check everything about a checkpoint that can be checked without running it, and say all that is wrong in one run.
+"""Check everything about a checkpoint that can be checked without a weight, and say all that is wrong in one run.
 
 Checked are config.json, the header of every safetensors file, the index against the files, every tensor that the config
-calls for, the files of expert records where DIR was repacked, every adapter, and the tokenizer. One line per problem,
-one per note (unusual, but harmless), then a summary. With --sha256 every safetensors file is read and its digest
-printed, and compared with SHA256SUMS where DIR has one. The exit code is 2 if there was a problem.
+calls for, the files of expert records where DIR was repacked, every adapter, whether a model can be built, and whether
+the tokenizer can be served. One line per problem, one per note (unusual, but harmless), then a summary. With --sha256
+every safetensors file is read and its digest printed, and compared with SHA256SUMS where DIR has one. The exit code is
+2 if there was a problem.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         Edge0Error: CHECKPOINT_INVALID when there are problems.
     """
-    from edge0.checkpoint.verify import verify
+    from edge0.verification import verify
 
     with bytes_progress("hashing") as progress:
         report = verify(options.directory, options.sha256, progress)

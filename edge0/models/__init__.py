@@ -48,8 +48,7 @@ def load(directory: Path, config: ModelConfig, index: CheckpointIndex, *, stream
             hint="the resident arm needs the stacked layout: name the checkpoint that this one was made from",
         )
     entries = _entries(config, index, experts=not streamed)
-    family = qwen if config.family is QWEN else ling
-    model = _build(family.StreamedModel if streamed else family.ResidentModel, config, directory)
+    model = build(config, directory, streamed=streamed)
     dtype = activation_dtype()
     with reading(index.shards):
         weights = model.sanitize(load_arrays(entries))
@@ -72,7 +71,14 @@ def _entries(config: ModelConfig, index: CheckpointIndex, experts: bool) -> dict
     return entries
 
 
-def _build(kind: type[Model], config: ModelConfig, directory: Path) -> Model:
+def build(config: ModelConfig, directory: Path, *, streamed: bool) -> Model:
+    """The model of a config, without weights.
+
+    Raises:
+        Edge0Error: CONFIG_MALFORMED when mlx-lm cannot build it.
+    """
+    family = qwen if config.family is QWEN else ling
+    kind = family.StreamedModel if streamed else family.ResidentModel
     raw = copy.deepcopy(dict(config.raw))  # mlx-lm writes into the config that it is given
     try:
         return kind(kind.Args.from_dict(raw))

@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from edge0.streaming.prefill import even_cuts
+
 Mask = mx.array | str | None
 
 
@@ -32,11 +34,9 @@ class InPieces(nn.Module):
         length = x.shape[1]
         if length <= self.tokens:
             return self.inner(x, mask, cache)
-        count = -(-length // self.tokens)
-        edges = [length * number // count for number in range(count + 1)]
         outputs = []
-        for start, end in zip(edges, edges[1:], strict=False):
-            piece = x[:, start:end]
+        for cut in even_cuts(length, self.tokens):
+            piece = x[:, cut]
             outputs.append(self.inner(piece, self.make_mask(piece, cache), cache))
             mx.eval(outputs[-1], cache.state)
         return mx.concatenate(outputs, axis=1)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -57,7 +58,9 @@ class Service:
         self.worker, self.vocabulary, self.options, self.metrics = worker, vocabulary, options, Metrics(worker)
         self._limits = Limits(engine.config.vocab, engine.context_tokens, options.max_tokens)
         self._created = int(time.time())
-        self._tokenizing = ThreadPoolExecutor(1, "edge0-tokenizer")  # one thread: tokenizers do not like two
+        self._tokenizer = ThreadPoolExecutor(1, "edge0-tokenizer")  # one thread: tokenizers do not like two
+        self._tokenizer_free = asyncio.Lock()  # held while that thread works
+        self._preparing = 0  # requests that have the tokenizer or wait for it
 
     def app(self) -> Starlette:
         guards = []
@@ -82,7 +85,7 @@ class Service:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
-        self._tokenizing.shutdown(wait=False)
+        self._tokenizer.shutdown(wait=False)
         await asyncio.to_thread(self.worker.close)
 
     async def _health(self, request: Request) -> Response:
@@ -120,10 +123,13 @@ class Service:
         try:
             wanted = parse_request(await self._body(request), chat)
             self._check_model(wanted.model)
-            order = await self._order(wanted)
-            exchange = Exchange(self.worker, order, request.receive, self.options.request_seconds)
+            prepare_order = partial(self._order, wanted)
+            exchange = Exchange(self.worker, prepare_order, request.receive, self.options.request_seconds)
             reply = Reply(self.options.model, chat, wanted.include_usage)
             return await self._answer(exchange, reply, wanted.stream, record)
+        except asyncio.CancelledError:
+            record.refused(refusal_of(Gone()))
+            raise
         except Exception as error:
             refusal = refusal_of(error)
             record.refused(refusal)
@@ -146,8 +152,22 @@ class Service:
         return JSONResponse(reply.whole("".join(pieces), event))
 
     async def _order(self, wanted: CompletionRequest) -> Order:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, prepare, wanted, self.vocabulary, self._limits)
+        """Whoever waits for the tokenizer has a place in the queue already. One who leaves frees it at once; the thread
+        cannot be stopped, and the next one waits until it has finished.
+
+        Raises:
+            QueueFull, Stopped, and what `prepare` raises.
+        """
+        self.worker.check_room(self._preparing)
+        self._preparing += 1
+        try:
+            await self._tokenizer_free.acquire()
+            work = partial(prepare, wanted, self.vocabulary, self._limits)
+            prepared = asyncio.get_running_loop().run_in_executor(self._tokenizer, work)
+            prepared.add_done_callback(lambda _: self._tokenizer_free.release())
+            return await asyncio.shield(prepared)
+        finally:
+            self._preparing -= 1
 
     async def _body(self, request: Request) -> bytes:
         limit, body = self.options.max_body_bytes, bytearray()

@@ -54,22 +54,31 @@ class Metrics:
 
 
 class RequestRecord:
-    """One request, from its arrival to the one call that says how it ended."""
+    """One request, from its arrival to its end, which is what the first call that tells of an end says."""
 
     def __init__(self, metrics: Metrics, endpoint: str):
         self._metrics, self._endpoint, self._arrived_ns = metrics, endpoint, time.monotonic_ns()
+        self._ended = False
 
     def refused(self, refusal: Refusal) -> None:
-        self._metrics.requests.labels(self._endpoint, refusal.outcome).inc()
+        self._end(refusal.outcome)
 
     def finished(self, finished: Finished) -> None:
+        if not self._end(finished.reason):
+            return
         metrics = self._metrics
-        metrics.requests.labels(self._endpoint, finished.reason).inc()
         metrics.prompt_tokens.inc(finished.prompt_tokens)
         metrics.completion_tokens.inc(finished.completion_tokens)
         metrics.first_token.observe((finished.first_token_ns - self._arrived_ns) / 1e9)
         if finished.decode.tokens:
             metrics.per_token.observe(finished.decode.duration_ns / finished.decode.tokens / 1e9)
+
+    def _end(self, outcome: str) -> bool:
+        """Count the request, unless it was counted."""
+        first, self._ended = not self._ended, True
+        if first:
+            self._metrics.requests.labels(self._endpoint, outcome).inc()
+        return first
 
 
 class _EngineCollector(Collector):

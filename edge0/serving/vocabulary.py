@@ -70,7 +70,7 @@ def end_tokens(directory: Path, tokenizer: TokenizerWrapper) -> frozenset[int]:
     if path.is_file():
         try:
             found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise Edge0Error(ErrorKind.CONFIG_MALFORMED, f"not a JSON object ({error})", path=path) from error
     found = found if isinstance(found, list) else [found]
     if not all(type(token) is int for token in found):

@@ -45,7 +45,7 @@ class Worker:
     """Serves one checkpoint from a thread of its own.
 
     Args:
-        queue: jobs that may wait beside the one that is served.
+        queue: jobs that may be prepared or wait beside the one that is served.
     """
 
     def __init__(self, directory: Path, options: EngineOptions, vocabulary: Vocabulary, queue: int):
@@ -83,16 +83,24 @@ class Worker:
     def running(self) -> int:
         return int(self._running is not None)
 
+    def check_room(self, preparing: int = 0) -> None:
+        """Whether one more job may come, beside those that are being prepared.
+
+        Raises:
+            QueueFull, Stopped
+        """
+        if not self.alive:
+            raise Stopped
+        if preparing + self.waiting + self.running > self._queue:
+            raise QueueFull
+
     def submit(self, job: Job) -> None:
         """
         Raises:
             QueueFull, Stopped
         """
         with self._changed:
-            if not self.alive:
-                raise Stopped
-            if self.waiting + self.running > self._queue:
-                raise QueueFull
+            self.check_room()
             self._waiting.append(job)
             self._changed.notify()
 

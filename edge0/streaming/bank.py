@@ -18,7 +18,7 @@ import numpy as np
 from edge0.checkpoint.layout import ExpertLayout, PartSpec
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.streaming.reader import Reader, Target, joined
-from edge0.telemetry.loads import PREFETCH, PREFILL, WHOLE, Recorder
+from edge0.telemetry.loads import LOADS, PREFETCH, PREFILL, WHOLE, Recorder
 
 Key = tuple[int, int]  # layer, expert
 
@@ -57,7 +57,8 @@ class Lease:
         A prefetch that failed is read once more for whoever needs its expert now.
 
         Raises:
-            Edge0Error: READ_FAILED; what was not read is forgotten, so that a later request reads it again.
+            Edge0Error: READ_FAILED (or whatever else a reader met); what was not read is forgotten, so that a later
+                request reads it again.
         """
         failure: BaseException | None = None
         for key, future in self._pending.items():
@@ -132,8 +133,7 @@ class Bank:
             for key in hits:
                 self._pin(key, pinned, pending)
             for key in [key for key in keys if key not in self._slot_of]:
-                self._slot_of[key] = self._take_slot()
-                self._read(key, purpose)
+                self._read(key, self._take_slot(), purpose)
                 self._pin(key, pinned, pending)
             self._recorder.totals.hits += len(hits)
             self._recorder.totals.loads += len(keys) - len(hits)
@@ -142,11 +142,16 @@ class Bank:
             raise
         return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending, purpose)
 
-    def _read(self, key: Key, purpose: str) -> Future:
-        """Start to read an expert into its slot."""
+    def _read(self, key: Key, slot: int, purpose: str) -> Future:
+        """Start to read an expert into a slot that is nobody's; only then does the slot count as the expert's."""
         ranges = self._layout.ranges(*key)
-        record = self._recorder.load(*key, purpose, ranges)
-        self._loading[key] = future = self._reader.submit(record, ranges, self._targets[self._slot_of[key]])
+        try:
+            record = self._recorder.load(*key, purpose, ranges)
+            future = self._reader.submit(record, ranges, self._targets[slot])
+        except BaseException:
+            self._free.append(slot)
+            raise
+        self._slot_of[key], self._loading[key] = slot, future
         if purpose == PREFETCH:
             self._hints.add(future)
         return future
@@ -159,7 +164,7 @@ class Bank:
         current = self._loading.get(key)
         if current is failed:
             self._hints.discard(failed)
-            return self._read(key, purpose)
+            return self._read(key, self._slot_of[key], purpose)
         return current or failed
 
     def request_layer(self, layer: int, buffer: int) -> Lease:
@@ -175,21 +180,20 @@ class Bank:
             raise self._all_in_use(f"layer buffer {buffer} is in use")
         for key in [key for key, slot in self._slot_of.items() if slot in slots or key[0] == layer]:
             self._vacate(key)
+        pieces, stacked = self._layout.layer_ranges(layer), self._layout.stacked
+        targets = [(target,) for target in self._run(first, count)] if stacked else self._targets[first : first + count]
+        futures: list[Future] = []
+        try:
+            for number, (piece, target) in enumerate(zip(pieces, targets, strict=True)):
+                record = self._recorder.load(layer, WHOLE if stacked else number, PREFILL, (piece,))
+                futures.append(self._reader.submit(record, (piece,), target))
+        except BaseException:
+            wait(futures)  # the slots are free, and may be given away, once nothing writes to them
+            raise
         self._free = [slot for slot in self._free if slot not in slots]
-        pending: dict[Key, Future] = {}
-        pieces = self._layout.layer_ranges(layer)
-        if self._layout.stacked:
-            whole = joined(
-                [
-                    self._reader.submit(self._recorder.load(layer, WHOLE, PREFILL, (piece,)), (piece,), (target,))
-                    for piece, target in zip(pieces, self._run(first, count), strict=True)
-                ]
-            )
-            pending = {(layer, expert): whole for expert in range(count)}
-        else:
-            for expert, piece in enumerate(pieces):
-                record = self._recorder.load(layer, expert, PREFILL, (piece,))
-                pending[layer, expert] = self._reader.submit(record, (piece,), self._targets[first + expert])
+        if stacked:
+            futures = [joined(futures)] * count
+        pending = {(layer, expert): future for expert, future in enumerate(futures)}
         for expert, slot in enumerate(slots):
             self._slot_of[layer, expert] = slot
             self._pins[slot] += 1
@@ -206,6 +210,11 @@ class Bank:
         """For each of some experts, whether it is in memory and its read has ended."""
         keys = [(layer, expert) for expert in experts.tolist()]
         return np.array([key in self._slot_of and self._read_has_ended(key) for key in keys], bool)
+
+    def kept(self, layer: int) -> int:
+        """Experts of a layer that are in memory outside of the layer buffers."""
+        buffers = 2 * self._layout.experts
+        return sum(key[0] == layer and slot >= buffers for key, slot in self._slot_of.items())
 
     @property
     def available(self) -> int:
@@ -226,7 +235,9 @@ class Bank:
         """Forget an expert; its slot is free once no lease pins it, and nothing is being written to it."""
         future = self._loading.pop(key, None)
         if future is not None:
-            wait([future])
+            if not future.done():
+                with self._recorder.waiting(LOADS, key[0]):
+                    wait([future])
             self._hints.discard(future)
         self._free.append(self._slot_of.pop(key))
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 # (block, x [B, T, D], the shared expert's output) -> (expert outputs [B, T, K, D], weights [B, T, K])
-Executor = Callable[["StreamedMoE", mx.array, mx.array], tuple[mx.array, mx.array]]
+Apply = Callable[["StreamedMoE", mx.array, mx.array], tuple[mx.array, mx.array]]
 
 
 class StreamedMoE(nn.Module):
@@ -22,7 +22,7 @@ class StreamedMoE(nn.Module):
     def __init__(self, layer: int):
         super().__init__()
         self.layer = layer
-        self.executor: Executor | None = None
+        self.executor: Apply | None = None
 
     def logits(self, x: mx.array) -> mx.array:
         """The model's own router: `[..., D]` to `[..., E]`."""

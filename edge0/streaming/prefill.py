@@ -12,7 +12,19 @@ from typing import Protocol
 
 import numpy as np
 
+from edge0.errors import Edge0Error, ErrorKind
+
 WHOLE_LAYER_FROM = 0.9  # expected share of a layer's bytes, read on demand, from which the whole layer is read
+
+
+def even_cuts(length: int, most: int) -> list[slice]:
+    """As few runs of at most `most` items as there can be, of nearly equal length: no short one at the end.
+
+    A single token is a run only where that cannot be avoided; some attention takes it by another path, with other bits.
+    """
+    count = -(-length // most)
+    edges = [length * number // count for number in range(count + 1)]
+    return [slice(start, end) for start, end in zip(edges, edges[1:], strict=False)]
 
 
 def expected_coverage(k: int, experts: int, tokens: int) -> float:
@@ -28,7 +40,10 @@ class LayerLease(Protocol):
 
 
 class LayerStore(Protocol):
+    capacity: int  # experts
+
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray: ...
+    def kept(self, layer: int) -> int: ...
     def buffer_free(self, buffer: int) -> bool: ...
     def request_layer(self, layer: int, buffer: int) -> LayerLease: ...
 
@@ -37,16 +52,33 @@ def whole_layers(store: LayerStore, layers: Iterable[int], experts: int, k: int,
     """The layers of one chunk that are read whole: where on demand most of their bytes would be read anyway.
 
     Args:
-        way: "auto", or "whole-layer" or "ondemand" for all layers. None are read whole where the store has no two
-            free layer buffers.
+        way: "auto", or "whole-layer" or "ondemand" for all layers. "auto" reads none whole where the store has no two
+            free layer buffers, or room for all layers.
+
+    Raises:
+        Edge0Error: BANK_TOO_SMALL when whole layers were asked for and another request holds a buffer.
     """
-    if way == "ondemand" or tokens < 2 or not (store.buffer_free(0) and store.buffer_free(1)):
+    if way == "ondemand" or tokens < 2:
         return []
+    free = store.buffer_free(0) and store.buffer_free(1)
     if way == "whole-layer":
+        if not free:
+            raise Edge0Error(
+                ErrorKind.BANK_TOO_SMALL,
+                "whole layers were asked for, and another request holds part of a layer buffer",
+                hint="release that request, or leave the choice to prefill=auto",
+            )
         return list(layers)
-    coverage = expected_coverage(k, experts, tokens)
-    every = np.arange(experts)
-    return [layer for layer in layers if coverage * (1 - store.held(layer, every).mean()) >= WHOLE_LAYER_FROM]
+    coverage, every, layers = expected_coverage(k, experts, tokens), np.arange(experts), list(layers)
+    keeps_all = store.capacity >= len(layers) * experts  # then on demand reads each expert once and for all
+    if (
+        not free
+        or keeps_all
+        or all(coverage * (1 - store.held(layer, every).mean()) < WHOLE_LAYER_FROM for layer in layers)
+    ):
+        return []
+    # Some layer will be read whole, over whatever lies in the buffers now: only what lies elsewhere stays.
+    return [layer for layer in layers if coverage * (1 - store.kept(layer) / experts) >= WHOLE_LAYER_FROM]
 
 
 class WholeLayers:

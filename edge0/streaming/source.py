@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from edge0.checkpoint.header import FileIdentity, check_identity
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
 
@@ -30,6 +32,13 @@ class Source(Protocol):
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         """Tell the kernel that these ranges will be read."""
+
+    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
+        """Check that what is open are the files whose headers were read, unchanged since.
+
+        Raises:
+            Edge0Error: FILE_CHANGED. A file that was renamed over is not: the open one is still the old one.
+        """
 
     def close(self) -> None: ...
 
@@ -71,7 +80,12 @@ class PreadSource:
         for piece in pieces:
             for start in range(piece.offset, piece.offset + piece.nbytes, ADVICE_BYTES):
                 length = min(ADVICE_BYTES, piece.offset + piece.nbytes - start)
-                os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
+                with suppress(OSError):  # a hint that is not taken is no failure; the read will tell
+                    os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
+
+    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
+        for path, descriptor in self._files.items():
+            check_identity(path, identities[path], descriptor)
 
     def close(self) -> None:
         for descriptor in self._files.values():
@@ -83,13 +97,10 @@ class FaultSource:
     """Copies out of a read-only mapping, so that the kernel reads by page fault. `random` switches read-around off."""
 
     def __init__(self, paths: Iterable[Path], random: bool = False):
+        self._files = {path: _open(path) for path in paths}
         self._maps: dict[Path, mmap.mmap] = {}
-        for path in paths:
-            descriptor = _open(path)
-            try:
-                self._maps[path] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-            finally:
-                os.close(descriptor)
+        for path, descriptor in self._files.items():
+            self._maps[path] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
             if random:
                 self._maps[path].madvise(mmap.MADV_RANDOM)
 
@@ -106,6 +117,10 @@ class FaultSource:
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         """Nothing: in this way of reading, the fault itself is the request."""
 
+    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
+        for path, descriptor in self._files.items():
+            check_identity(path, identities[path], descriptor)
+
     def unmap(self) -> None:
         """Drop the page-table entries, for a harness that evicts: mapped pages stay in the page cache."""
         for mapping in self._maps.values():
@@ -114,7 +129,9 @@ class FaultSource:
     def close(self) -> None:
         for mapping in self._maps.values():
             mapping.close()
-        self._maps = {}
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._maps, self._files = {}, {}
 
 
 def read_failed(piece: ByteRange, why: str) -> Edge0Error:

@@ -59,6 +59,9 @@ class StackStore:
         """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
         return np.zeros(len(experts), bool)
 
+    def kept(self, layer: int) -> int:
+        return 0
+
     @property
     def available(self) -> int:
         return self.capacity

@@ -77,9 +77,9 @@ def test_rows_that_do_not_count_calls_are_refused(tmp_path, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 2
 
 
-def prompts(ondemand_ms, whole_ms, condition="cold", tokens=27):
+def prompts(ondemand_ms, whole_ms, auto_ms, condition="cold", tokens=27):
     rows = []
-    for round_, (demand, whole) in enumerate(zip(ondemand_ms, whole_ms, strict=True)):
+    for round_, (demand, whole, auto) in enumerate(zip(ondemand_ms, whole_ms, auto_ms, strict=True)):
         common = {
             "round": round_,
             "condition": condition,
@@ -88,23 +88,28 @@ def prompts(ondemand_ms, whole_ms, condition="cold", tokens=27):
             "experts": 10,
             "asked_bytes": 5,
         }
-        ways = (("ondemand", demand, 8), ("whole-layer", whole, 20), ("auto", demand, 8))
+        ways = (("ondemand", demand, 8), ("whole-layer", whole, 20), ("auto", auto, 10))
         rows += [common | {"role": "arm", "way": w, "ttft_ms": ms, "experts_read": n} for w, ms, n in ways]
         rows.append(common | {"role": "aa", "way": "ondemand", "ttft_ms": demand * 1.01, "experts_read": 8})
     return rows
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(4.0, True), (1.2, False)])
-def test_prompts_are_paired_judged_and_told_what_bytes_allow(tmp_path, factor, passed):
+def test_prompts_are_paired_judged_as_shipped_and_told_what_bytes_allow(tmp_path, factor, passed):
+    """The choice is judged, not what was forced: here on demand takes twice as long, and is only told."""
     times = [1000.0, 1100.0, 900.0]
-    rows = prompts(times, [factor * ms * (1 + n / 100) for n, ms in enumerate(times)]) + prompts(
-        times, times, "warm", 128
-    )
+    whole, auto = [factor * ms * (1 + n / 100) for n, ms in enumerate(times)], times
+    twice = [2 * ms for ms in times]
+    rows = prompts(twice, whole, auto) + prompts(times, times, times, "warm", 128)
     found = measured(tmp_path, "prefill", write_rows(tmp_path, "prefill", rows))
     ratio = found["prefill.cold.27.ttft_ratio"]
     assert ratio.value == pytest.approx(factor * 1.01, rel=1e-2) and ratio.passed is passed
-    assert "reads 0.40 of all experts: bytes alone allow 2.50" in ratio.note
-    assert found["prefill.cold.27.ondemand.tok_s"].value == pytest.approx(27.0)
+    assert "auto reads 0.50 of all experts: bytes alone allow 2.00" in ratio.note
+    forced = found["prefill.cold.27.ondemand.ttft_ratio"]
+    assert forced.value == pytest.approx(ratio.value / 2) and forced.passed is None and forced.goal == ""
+    assert "ondemand reads 0.40 of all experts: bytes alone allow 2.50" in forced.note
+    assert found["prefill.cold.27.ondemand.tok_s"].value == pytest.approx(13.5)
+    assert found["prefill.cold.27.auto.tok_s"].value == pytest.approx(27.0)
     assert found["prefill.warm.128.ttft_ratio"].passed is None and found["prefill.warm.128.ttft_ratio"].goal == ""
     assert found["prefill.cold.27.aa"].value == pytest.approx(1.01)
 
@@ -115,7 +120,11 @@ def lived(growth_mib, odd_tokens=(), pinned=0):
             "part": "long",
             "number": number,
             "request_bytes": number * 1000,
-            "rss_anon_bytes": (100 << 20) + number * 1000 + int(growth_mib * 2**20 * number / 2000),
+            "alloc_cache_bytes": number % 256 * 2000,
+            "rss_anon_bytes": (100 << 20)
+            + number * 1000
+            + number % 256 * 2000
+            + int(growth_mib * 2**19 * number / 1000),
             "dropped": 0,
             "pinned": 3,
         }
@@ -126,6 +135,7 @@ def lived(growth_mib, odd_tokens=(), pinned=0):
             "part": "short",
             "number": number,
             "request_bytes": 0,
+            "alloc_cache_bytes": 0,
             "rss_anon_bytes": 100 << 20,
             "dropped": 0,
             "pinned": pinned,

@@ -5,6 +5,9 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,6 +236,33 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, refused):
         assert int(str(error.expected).split()[0]) > 19_500_000_000
         synthesise(find_tier("shape-35b"), tmp_path / "sparse", sparse=True)
     assert [path.name for path in tmp_path.iterdir()] == ["sparse"]
+
+
+def test_of_two_processes_at_one_target_the_later_says_so_and_leaves_nothing(tmp_path, checkpoints):
+    script = """
+        import sys
+        from edge0 import Edge0Error, find_tier, synthesise
+        waited = []
+
+        def wait_once(done, total):
+            if not waited:
+                waited.append(print("at work", flush=True))
+                sys.stdin.readline()
+
+        try:
+            synthesise(find_tier("unit-8b"), sys.argv[1], progress=wait_once)
+        except Edge0Error as error:
+            print(error.kind.name, error)
+    """
+    target = tmp_path / "model"
+    command = [sys.executable, "-c", textwrap.dedent(script), str(target)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "at work\n"
+    synthesise(find_tier("unit-8b"), target)
+    assert process.communicate("\n")[0] == (
+        f"OUTPUT_BUSY {target}: another process made it meanwhile; use that one, or name another directory\n"
+    )
+    assert os.listdir(tmp_path) == ["model"] and digests(target) == digests(checkpoints["unit-8b"])
 
 
 # --- headers only --------------------------------------------------------------------------------------------------

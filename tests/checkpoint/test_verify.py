@@ -16,10 +16,10 @@ from edge0.checkpoint.repack import repack
 from edge0.checkpoint.schema import Tensor, checkpoint_tensors
 from edge0.checkpoint.synth import write_shard
 from edge0.checkpoint.tokenizer import write_tokenizer
-from edge0.checkpoint.verify import verify
 from edge0.cli import main
 from edge0.errors import EXIT_CODE, ErrorKind
 from edge0.tiers import read_config
+from edge0.verification import verify
 
 
 @pytest.fixture

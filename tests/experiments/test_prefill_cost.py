@@ -9,7 +9,8 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from experiments.prefill_cost import WAYS, Sample, plan
+from edge0.errors import ErrorKind
+from experiments.prefill_cost import WAYS, Sample, measure, plan
 
 
 def test_every_way_is_as_often_before_as_after_another():
@@ -43,6 +44,12 @@ def test_a_sample_says_what_was_read(checkpoints, way, condition):
     assert row["experts_read"] == every if way == "whole-layer" else 0 < row["experts_read"] < every
     assert row["read_calls"] == (9 * row["layers"] if way == "whole-layer" else 9 * row["experts_read"])
     assert row["ttft_ms"] > 0 and (condition == "cold") == (row["cached_before_bytes"] < row["asked_bytes"] / 2)
+
+
+def test_a_sample_that_was_not_read_as_it_is_labelled_is_void(checkpoints, refused):
+    """A prompt of one token is never read by whole layers, whatever is asked for."""
+    sample = Sample(str(checkpoints["unit-35b"]), 2, "whole-layer", "warm", 1)
+    refused(ErrorKind.SESSION_VOID, lambda: measure(sample), "not read by whole layers", "256 experts in 72 calls")
 
 
 def test_ways_that_disagree_void_the_whole(checkpoints, tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edge0.errors import Edge0Error, ErrorKind
-from experiments import session
+from edge0.errors import ErrorKind
+from experiments import processes
 
 
 @pytest.mark.parametrize(
@@ -16,17 +16,14 @@ from experiments import session
     ],
 )
 def test_a_process_that_fails_voids_the_session_with_its_last_word(refused, program, part):
-    refused(ErrorKind.SESSION_VOID, lambda: session._python(["-c", program], "arm x"), part)
+    refused(ErrorKind.SESSION_VOID, lambda: processes.run_python(["-c", program], "arm x"), part)
 
 
 def test_a_process_that_does_not_end_is_ended(refused, monkeypatch):
-    monkeypatch.setattr(session, "RUN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "RUN_TIMEOUT_S", 0.5)
     sleeping = ["-c", "import time; time.sleep(600)"]
-    refused(ErrorKind.SESSION_VOID, lambda: session._python(sleeping, "arm x"), "arm x took longer than 0.5 s")
+    refused(ErrorKind.SESSION_VOID, lambda: processes.run_python(sleeping, "arm x"), "arm x took longer than 0.5 s")
 
 
-def test_a_process_that_succeeds_is_no_error():
-    try:
-        session._python(["-c", "pass"], "arm x")
-    except Edge0Error as error:
-        pytest.fail(str(error))
+def test_what_a_process_prints_that_succeeds():
+    assert processes.run_python(["-c", "print('done')"], "arm x") == "done\n"

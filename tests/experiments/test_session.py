@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge0.checkpoint.repack import repack
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from experiments.arms import ARMS
 from experiments.run_arm import RunSpec, failed, measure
@@ -103,6 +104,33 @@ def test_preflight_refuses_before_anything_is_measured(unit_35b, changes, kind):
     with pytest.raises(Edge0Error) as caught:
         preflight(SessionOptions(**({"model": str(unit_35b), "tier": "unit-35b"} | changes)))
     assert caught.value.kind is kind
+
+
+RECORDS = ("ondemand", "ondemand-records")
+
+
+def with_records(model, records, **changes):
+    options = {"tier": "unit-35b", "arms": RECORDS, "ks": (4,)} | changes
+    return SessionOptions(model=str(model), records=str(records), **options)
+
+
+def test_preflight_takes_records_of_the_same_model(unit_35b, tmp_path):
+    records = repack(unit_35b, tmp_path / "records").directory
+    config, layout = preflight(with_records(unit_35b, records))
+    assert layout.stacked and config.layers
+
+
+def test_preflight_refuses_records_that_are_not_those_of_the_model(unit_35b, checkpoints, tmp_path, refused):
+    def check(kind, records, *parts):
+        refused(kind, lambda: preflight(with_records(unit_35b, records)), records, *parts)
+
+    check(ErrorKind.FILE_MISSING, tmp_path / "absent")
+    check(ErrorKind.OPTION_INVALID, unit_35b, "option records", "stacks of")
+    other = repack(checkpoints["unit-8b"], tmp_path / "other").directory
+    check(ErrorKind.OPTION_INVALID, other, "option records", "records of")
+    records = repack(unit_35b, tmp_path / "records").directory
+    (records / "artifacts" / "k4").rename(records / "artifacts" / "k3")
+    check(ErrorKind.ADAPTER_MISSING, records)
 
 
 @pytest.fixture(scope="module")

@@ -278,7 +278,10 @@ def test_a_client_that_hangs_up_while_it_waits(worker, gate):
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        exchange = Exchange(worker, Order(tuple(PROMPT), 8, Sampling()), receive, 30)
+        async def ordered():
+            return Order(tuple(PROMPT), 8, Sampling())
+
+        exchange = Exchange(worker, ordered, receive, 30)
         first = await anext(exchange)
         gone.set()
         with pytest.raises(Gone):

@@ -91,6 +91,7 @@ def test_a_second_ctrl_c_insists():
         (["--max-tokens-limit", "0"], "max-tokens-limit"),
         (["--request-seconds", "nan"], "request-seconds"),
         (["--max-body", "lots"], "max-body"),
+        (["--max-body", "9" * 400], "max-body"),
         (["--port", "99999"], "listen"),
         (["--k", "999"], "999"),
         (["--api-key-file", "{empty}"], "api-key-file"),

@@ -109,7 +109,8 @@ def test_ends_are_the_tokenizers_and_those_of_the_generation_config(tmp_path, re
     for text, ends in (("{}", {256}), ('{"eos_token_id": 7}', {7, 256}), ('{"eos_token_id": [258, 256]}', {256, 258})):
         config.write_text(text)
         assert Vocabulary(tmp_path).ends == ends
-    for text in ("[]", "{", '{"eos_token_id": ["x"]}', '{"eos_token_id": true}'):
+    deep = '{"eos_token_id": ' + "[" * 200_000
+    for text in ("[]", "{", '{"eos_token_id": ["x"]}', '{"eos_token_id": true}', deep):
         config.write_text(text)
         refused(ErrorKind.CONFIG_MALFORMED, lambda: Vocabulary(tmp_path), config)
 

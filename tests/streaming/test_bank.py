@@ -389,6 +389,34 @@ def test_an_expert_that_somebody_leases_is_not_lost_when_its_layer_is_read_whole
     ask(bank, 2, *range(EXPERTS)), ask(bank, 1, *range(EXPERTS))
 
 
+@pytest.mark.parametrize("fails_at", [0, 1, 4])
+def test_a_read_that_cannot_even_be_asked_for_leaves_the_bank_as_it_was(reader, fails_at):
+    bank = small_bank(reader, 2 * EXPERTS)
+    submit, calls = reader.submit, []
+
+    def breaking(*job):
+        calls.append(job)
+        if len(calls) > fails_at:
+            raise KeyboardInterrupt
+        future = submit(*job)
+        finish_all(reader)
+        return future
+
+    reader.submit = breaking
+    for ask_for in (lambda: ask(bank, 0, 0, 1, 2, 3, 4), lambda: bank.request_layer(1, 0)):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            ask_for()
+        assert bank.available == 2 * EXPERTS and bank.buffer_free(0) and not bank.held(1, np.arange(EXPERTS)).any()
+        assert bank.held(0, np.arange(EXPERTS)).sum() <= fails_at
+    reader.submit = submit
+    lease = ask(bank, 2, *range(EXPERTS))
+    other = bank.request(1, np.arange(EXPERTS), DEMAND)
+    finish_all(reader)
+    lease.wait(), other.wait()
+    assert bank.available == 0 and len({*lease.slots.tolist(), *other.slots.tolist()}) == 2 * EXPERTS
+
+
 def test_a_slot_that_is_being_read_into_is_not_taken_while_there_is_another(reader):
     bank = small_bank(reader, 2)
     ask(bank, 0, 0, purpose=PREFETCH).release()

@@ -5,17 +5,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge0.streaming.prefill import WHOLE_LAYER_FROM, WholeLayers, expected_coverage, whole_layers
+from edge0.errors import ErrorKind
+from edge0.streaming.prefill import WHOLE_LAYER_FROM, WholeLayers, even_cuts, expected_coverage, whole_layers
+
+EXPERTS = 128
 
 
 class Store:
     """Notes what is asked for; `held` is the share of each layer that is in memory."""
 
-    def __init__(self, shares=(), buffers=(True, True)):
+    def __init__(self, shares=(), buffers=(True, True), outside=()):
         self.shares, self.buffers, self.log, self.busy = dict(shares), buffers, [], {}
+        self.outside = dict(outside)  # of what is held of a layer, the share outside of the layer buffers
+
+    capacity = 2 * EXPERTS
 
     def held(self, layer, experts):
         return np.arange(len(experts)) < self.shares.get(layer, 0) * len(experts)
+
+    def kept(self, layer):
+        return round(self.shares.get(layer, 0) * self.outside.get(layer, 1) * EXPERTS)
 
     def buffer_free(self, buffer):
         return self.buffers[buffer] and buffer not in self.busy
@@ -58,15 +67,38 @@ def test_the_released_35b_reads_a_short_prompts_experts_and_a_long_prompts_layer
 
 def test_a_layer_that_is_in_memory_is_not_read_whole():
     store = Store(shares={1: 1.0, 2: 1 - WHOLE_LAYER_FROM / 2, 3: 0.01})
-    assert whole_layers(store, range(5), 128, 8, 2000, "auto") == [0, 3, 4]
-    assert whole_layers(store, range(5), 128, 8, 2000, "whole-layer") == [0, 1, 2, 3, 4]
-    assert whole_layers(store, range(5), 128, 8, 2000, "ondemand") == []
+    assert whole_layers(store, range(5), EXPERTS, 8, 2000, "auto") == [0, 3, 4]
+    assert whole_layers(store, range(5), EXPERTS, 8, 2000, "whole-layer") == [0, 1, 2, 3, 4]
+    assert whole_layers(store, range(5), EXPERTS, 8, 2000, "ondemand") == []
+
+
+def test_what_lies_in_the_buffers_is_lost_once_anything_is_read_whole():
+    """After a first chunk the last two layers lie there; the next chunk's first layers are read over them."""
+    store = Store(shares={3: 1.0, 4: 1.0}, outside={3: 0, 4: 0})
+    assert whole_layers(store, range(5), EXPERTS, 8, 2000, "auto") == [0, 1, 2, 3, 4]
+    big = Store()
+    big.capacity = 5 * EXPERTS
+    assert whole_layers(big, range(5), EXPERTS, 8, 2000, "auto") == []
+    everything = Store(shares=dict.fromkeys(range(5), 1.0), outside={0: 0, 1: 0})
+    assert whole_layers(everything, range(5), EXPERTS, 8, 2000, "auto") == []
 
 
 @pytest.mark.parametrize("buffers", [(True, False), (False, True), (False, False)])
-def test_without_two_free_buffers_nothing_is_read_whole(buffers):
-    for way in ("auto", "whole-layer"):
-        assert whole_layers(Store(buffers=buffers), range(5), 64, 8, 2000, way) == []
+def test_without_two_free_buffers_nothing_is_read_whole_and_nothing_else_is_promised(buffers, refused):
+    assert whole_layers(Store(buffers=buffers), range(5), 64, 8, 2000, "auto") == []
+    refused(
+        ErrorKind.BANK_TOO_SMALL, lambda: whole_layers(Store(buffers=buffers), range(5), 64, 8, 2000, "whole-layer")
+    )
+
+
+@given(st.integers(1, 5000), st.integers(1, 2048))
+def test_cuts_are_even_few_and_cover_everything(length, most):
+    cuts = even_cuts(length, most)
+    sizes = [cut.stop - cut.start for cut in cuts]
+    assert cuts[0].start == 0 and cuts[-1].stop == length and len(cuts) == -(-length // most)
+    assert all(a.stop == b.start for a, b in zip(cuts, cuts[1:], strict=False))
+    assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 2 or most <= 2 or length == 1
 
 
 def test_one_token_is_a_decode_step():
