@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
+    _open_standard_descriptors()
     try:
         options.run(options)
     except Edge0Error as error:
@@ -38,10 +39,23 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_CODE
     except BrokenPipeError:  # whoever read the text has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of stdout; whatever belongs to a file of ours is an Edge0Error
+        print(f"edge0: cannot write: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CODE
     except KeyboardInterrupt:
         print("edge0: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _open_standard_descriptors() -> None:
+    """Where a descriptor below 3 is closed, the next file that is opened would get it, and be taken for a terminal."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class MemoryPlan:
         parts = ", ".join(f"{name} {nbytes / MIB:,.1f}" for name, nbytes, _ in self._parts() if nbytes)
         advice = [f"K below {opening.k}"] if opening.k > 1 else []
         advice.append(f"a context below {self.context:,} tokens")
-        advice += ["no prerouter"] if opening.heads else []
+        advice += ["--prerouter off"] if opening.heads else []
         return Edge0Error(
             ErrorKind.MEMORY_TOO_SMALL,
             "the memory budget is below the floor of this checkpoint and these options",

@@ -140,6 +140,8 @@ def read_config(directory: Path | str) -> ModelConfig:
         Edge0Error: FILE_MISSING, CONFIG_MALFORMED, CONFIG_FAMILY.
     """
     path = Path(directory) / "config.json"
+    if path.exists() and not path.is_file():  # reading a FIFO would wait for ever
+        raise Edge0Error(ErrorKind.CONFIG_MALFORMED, "is not a regular file", path=path)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -180,7 +182,7 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
                 path=path,
                 tensor=key,
                 expected=f"1 to {most}",
-                found=value,
+                found=repr(value),
             )
         return value
 
@@ -205,6 +207,17 @@ def parse_config(raw: Any, path: Path) -> ModelConfig:
     def refuse(key: str, detail: str, expected: str, found: object) -> NoReturn:
         raise Edge0Error(ErrorKind.CONFIG_MALFORMED, detail, path=path, tensor=key, expected=expected, found=found)
 
+    rope = text.get("rope_parameters", {}) if family is QWEN else text
+    if not isinstance(rope, dict):
+        refuse("rope_parameters", "is not an object", "an object", repr(rope))
+    for place, key, default, most in (
+        (text, "rms_norm_eps", 1e-6, 1.0),
+        (rope, "rope_theta", 1e4, 1e12),
+        (rope, "partial_rotary_factor", 1.0, 1.0),
+    ):
+        value = place.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
+            refuse(key, "is not a number that a model can have", f"above 0, up to {most:g}", repr(value))
     if config.experts % config.groups:
         refuse("n_group", f"{config.experts} experts do not divide", f"a divisor of {config.experts}", config.groups)
     if config.groups_kept > config.groups:

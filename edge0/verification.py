@@ -11,6 +11,7 @@ from pathlib import Path
 from edge0 import models
 from edge0.checkpoint.verify import Progress, Report, verify_files
 from edge0.errors import ErrorKind
+from edge0.serving.template import render
 from edge0.serving.vocabulary import Vocabulary
 from edge0.tiers import read_config
 
@@ -37,4 +38,13 @@ def _check_libraries(directory: Path, report: Report) -> None:
         return
     model = report.attempt(lambda: models.build(config, directory, streamed=True))
     if model is not None and not any(problem.path == directory / "tokenizer.json" for problem in report.problems):
-        report.attempt(lambda: Vocabulary(directory))
+        vocabulary = report.attempt(lambda: Vocabulary(directory))
+        if vocabulary is not None:
+            _check_template(vocabulary, report)
+
+
+def _check_template(vocabulary: Vocabulary, report: Report) -> None:
+    if vocabulary.tokenizer.has_chat_template:
+        report.attempt(lambda: render(vocabulary, [{"role": "user", "content": "Hello"}]))
+    else:
+        report.notes.append(f"{vocabulary.directory}: no chat template; it can complete prompts and not chat")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from edge0.cli import main
+from edge0.commands.engine import parse_bytes
 from edge0.errors import EXIT_CODE
 
 
@@ -55,3 +60,31 @@ def test_expected_failures_are_one_line_and_exit_code_two(command, capsys):
 def test_generate_refuses_bad_options_in_one_line(checkpoints, capsys, extra):
     assert main(["generate", str(checkpoints["unit-35b"]), "hello", *extra]) == EXIT_CODE
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("command", [["verify"], ["plan"], ["generate", "hello"]])
+def test_an_output_that_cannot_be_written_is_one_line(checkpoints, command):
+    name, *rest = command
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "edge0.cli", name, str(checkpoints["unit-35b"]), *rest],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == EXIT_CODE
+    assert [line for line in done.stderr.splitlines() if line.startswith("edge0: cannot write")]
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_input_is_no_fault_of_the_checkpoint(checkpoints):
+    command = f"{shlex.quote(sys.executable)} -m edge0.cli generate {checkpoints['unit-35b']} hello --max-tokens 2 <&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1TiB", 2**40), ("2tb", 2 * 10**12), ("1.5GiB", 3 << 29), ("7", 7)])
+def test_sizes(text, nbytes):
+    assert parse_bytes(text, "memory") == nbytes

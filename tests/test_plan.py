@@ -176,7 +176,7 @@ def test_the_floor_is_accepted_and_a_byte_less_refused(checkpoints, name, k, lor
     message = str(caught.value)
     assert caught.value.kind is ErrorKind.MEMORY_TOO_SMALL and message.isprintable()
     assert f"at least {floor} bytes" in message and f"found {floor - 1} bytes" in message
-    assert ("no prerouter" in message) == (prerouter == "route") and "K below" in message
+    assert ("--prerouter off" in message) == (prerouter == "route") and "K below" in message
 
 
 @given(

@@ -1,6 +1,7 @@
 """Tiers and config.json: what is read out of it, and one test for each way in which it can be wrong."""
 
 import json
+import os
 from math import prod
 from pathlib import Path
 
@@ -232,3 +233,30 @@ def change(mapping, key, value):
         del mapping[key]
     else:
         mapping[key] = value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", None),
+        ("rope_theta", 0),
+        ("rope_theta", "1e7"),
+        ("partial_rotary_factor", 5),
+        ("partial_rotary_factor", True),
+        ("rms_norm_eps", 0),
+        ("rms_norm_eps", "x"),
+    ],
+)
+def test_numbers_that_only_the_forward_pass_would_miss(copy_of, tier, refused, key, value):
+    directory = copy_of(tier.name)
+    path = directory / "config.json"
+    raw = json.loads(path.read_text())
+    text = raw.get("text_config", raw)
+    (text if key == "rms_norm_eps" else text.get("rope_parameters", text))[key] = value
+    path.write_text(json.dumps(raw))
+    refused(ErrorKind.CONFIG_MALFORMED, lambda: read_config(directory), path, key, repr(value))
+
+
+def test_a_config_that_is_no_file_is_not_waited_for(tmp_path, refused):
+    os.mkfifo(tmp_path / "config.json")
+    refused(ErrorKind.CONFIG_MALFORMED, lambda: read_config(tmp_path), "regular file")

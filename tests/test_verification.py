@@ -32,7 +32,6 @@ def only_problem(directory):
         ("unit-8b", {"rope_interleave": False}),
         ("unit-8b", {"kda_safe_gate": False}),
         ("unit-8b", {"rope_scaling": "linear"}),
-        ("unit-35b", {"rope_parameters": [1, 2]}),
     ],
 )
 def test_a_config_of_no_model(copy_of, capsys, name, fields):
@@ -79,3 +78,17 @@ def test_a_broken_tokenizer_is_told_once(copy_of):
     (directory / "tokenizer.json").write_text("{")
     (problem,) = verify(directory).problems
     assert problem.kind is ErrorKind.FILE_UNREADABLE and problem.path == directory / "tokenizer.json"
+
+
+@pytest.mark.parametrize("template", ["{% for", "{{ ''.__class__.__mro__[1].__subclasses__() }}", None])
+def test_a_chat_template_that_cannot_be_rendered(copy_of, template):
+    directory = copy_of("unit-35b")
+    path = directory / "chat_template.jinja"
+    path.unlink()
+    if template is None:
+        report = verify(directory)
+        assert not report.problems and any("no chat template" in note for note in report.notes)
+        return
+    path.write_text(template)
+    (problem,) = verify(directory).problems
+    assert problem.kind is ErrorKind.TEMPLATE_INVALID

@@ -20,6 +20,7 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import Family
 
 FORMAT_VERSION = "1"
+OFF = {"prerouter": "--prerouter off", "lora": "--no-lora"}
 OTHER_SET = "use the adapter set of this model and K"
 
 
@@ -91,7 +92,7 @@ def open_adapter(directory: Path, family: Family, kind: str, k: int) -> Adapter:
             ErrorKind.ADAPTER_MISSING,
             f"no {kind} adapter for K={k}",
             path=places[0],
-            hint=f"put {name} there, or switch the {kind} off",
+            hint=f"put {name} there, or go without ({OFF[kind]}), or use the set of another K knowingly (--adapter-k)",
         )
     header = read_header(path)
     fields = _fields(header)

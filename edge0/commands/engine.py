@@ -8,7 +8,11 @@ import re
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.options import EngineOptions
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+UNITS = {"": 1} | {
+    prefix + kind: base ** (power + 1)
+    for power, prefix in enumerate("kmgt")
+    for kind, base in (("", 1000), ("i", 1024))
+}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +51,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         Edge0Error: OPTION_INVALID.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     nbytes = float(match[1]) * UNITS[(match[2] or "").lower()] if match else 0.0  # infinite from some 300 digits on
     if not 1 <= nbytes < 2**63:
         raise Edge0Error(

@@ -22,7 +22,7 @@ def render(vocabulary: Vocabulary, messages: Sequence[Message], thinking: bool =
         thinking: whether the template, if it has such a switch, asks the model to think first.
 
     Raises:
-        Edge0Error: TEMPLATE_INVALID.
+        Edge0Error: TEMPLATE_INVALID, PROMPT_INVALID.
     """
     tokenizer = vocabulary.tokenizer
     if not tokenizer.has_chat_template:
@@ -32,6 +32,12 @@ def render(vocabulary: Vocabulary, messages: Sequence[Message], thinking: bool =
             path=vocabulary.directory,
             hint="send a plain prompt",
         )
+    for message in messages:
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            detail = f"the message of the {message['role']} is not valid Unicode"
+            raise Edge0Error(ErrorKind.PROMPT_INVALID, detail) from error
     try:
         tokens = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, enable_thinking=thinking, sanitize_control_tokens=True
