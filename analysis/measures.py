@@ -34,11 +34,7 @@ def overlap_measures(session: Session) -> list[Measure]:
 def resident_measures(session: Session) -> list[Measure]:
     """tok/s of the engine with every expert in its bank over stock mlx-lm, paired; raises ValueError if not paired."""
     measures = []
-    for k in sorted(set(session.runs["k"])):
-        arm = session.cell("ondemand", int(k))
-        ratio = paired(arm, session.cell("resident", int(k)))
-        if ratio.n == 0:
-            raise ValueError(f"session {session.name}: ondemand and resident share no valid round at K={k}")
+    for k, arm, _, ratio in _against(session, "ondemand", "resident"):
         loads = arm["loads_per_step"].median()
         measures.append(
             row(

@@ -43,11 +43,24 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class PreadSource:
-    """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can."""
+class _OpenFiles:
+    """The descriptors of a source, opened once and kept: what was opened is what is read."""
 
     def __init__(self, paths: Iterable[Path]):
         self._files = {path: _open(path) for path in paths}
+
+    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
+        for path, descriptor in self._files.items():
+            check_identity(path, identities[path], descriptor)
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files = {}
+
+
+class PreadSource(_OpenFiles):
+    """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can."""
 
     def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
         """One system call, as long as the OS gives all that it was asked for.
@@ -83,21 +96,12 @@ class PreadSource:
                 with suppress(OSError):  # a hint that is not taken is no failure; the read will tell
                     os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
 
-    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
-        for path, descriptor in self._files.items():
-            check_identity(path, identities[path], descriptor)
 
-    def close(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files = {}
-
-
-class FaultSource:
+class FaultSource(_OpenFiles):
     """Copies out of a read-only mapping, so that the kernel reads by page fault. `random` switches read-around off."""
 
     def __init__(self, paths: Iterable[Path], random: bool = False):
-        self._files = {path: _open(path) for path in paths}
+        super().__init__(paths)
         self._maps: dict[Path, mmap.mmap] = {}
         for path, descriptor in self._files.items():
             self._maps[path] = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
@@ -117,10 +121,6 @@ class FaultSource:
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         """Nothing: in this way of reading, the fault itself is the request."""
 
-    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
-        for path, descriptor in self._files.items():
-            check_identity(path, identities[path], descriptor)
-
     def unmap(self) -> None:
         """Drop the page-table entries, for a harness that evicts: mapped pages stay in the page cache."""
         for mapping in self._maps.values():
@@ -129,9 +129,8 @@ class FaultSource:
     def close(self) -> None:
         for mapping in self._maps.values():
             mapping.close()
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._maps, self._files = {}, {}
+        self._maps = {}
+        super().close()
 
 
 def read_failed(piece: ByteRange, why: str) -> Edge0Error:
