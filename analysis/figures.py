@@ -7,16 +7,15 @@ the figure reads in grey and for colour-blind readers.
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from analysis import style
 from analysis.rows import GAIN_PAIRS, PairRatios, Session
 
 
@@ -42,49 +41,34 @@ STEP_PARTS = (
     ("wait_gate_ms_per_step", "wait, gate layers", "#E69F00", "////"),
     ("compute_ms_per_step", "computing", "#E3E3E3", ""),
 )
-RC = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tab3",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "hatch.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 GROUP_GAP = 0.7
 # Behind a number, so that no grid line runs through it.
 CLEAR = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
-CAPTION_COLUMNS = 118
 
 
 def caption_lines(session: Session, table: pd.DataFrame) -> list[str]:
     """The caption under the figure, wrapped: machine, tier, condition, rounds and session."""
     rounds = "-".join(map(str, sorted({table["rounds"].min(), table["rounds"].max()})))
-    text = (
-        f"{session.info.machine or 'machine not named'} · {table['tier'].iloc[0]} · "
-        f"condition {session.condition} · n = {rounds} rounds"
-        f" · session {session.name}"
-    )
-    return textwrap.wrap(text, CAPTION_COLUMNS)
+    machine = session.info.machine or "machine not named"
+    condition, name = f"condition {session.condition}", f"session {session.name}"
+    return style.caption_lines([machine, table["tier"].iloc[0], condition, f"n = {rounds} rounds", name])
 
 
 def save_tab3_figure(session: Session, table: pd.DataFrame, ratios: PairRatios, stem: Path) -> None:
     """Draw the summary `table` of a session and write `stem`.png (200 dpi) and `stem`.svg. OSError passes."""
-    with mpl.rc_context(RC):
-        figure = draw_tab3(session, table, ratios)
-        figure.savefig(stem.with_suffix(".png"), dpi=200)
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+    with style.drawing("tab3"):
+        style.save(draw_tab3(session, table, ratios), stem)
 
 
 def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figure:
     """The figure itself. `table` has the columns of summary.csv, sorted by K then arm."""
     caption = caption_lines(session, table)
     places = _places(table)
-    height = 1.3 + 0.27 * (places[-1] + 1) + 0.17 * len(caption)
+    height = 1.3 + 0.27 * (places[-1] + 1) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     speed, steps = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
     figure.subplots_adjust(
-        left=0.19, right=0.985, top=1 - 0.66 / height, bottom=(0.62 + 0.17 * len(caption)) / height, wspace=0.08
+        left=0.19, right=0.985, top=1 - 0.66 / height, bottom=(0.62 + style.LINE_INCHES * len(caption)) / height, wspace=0.08
     )
     _draw_speed(speed, session, table, ratios, places)
     _draw_steps(steps, table, places)
@@ -93,7 +77,7 @@ def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figu
     for k, rows in table.groupby("k"):
         middle = sum(places[position] for position in rows.index) / len(rows)
         speed.text(-0.5, middle, f"K = {k}", transform=speed.get_yaxis_transform(), weight="bold", va="center")
-    figure.text(0.5, 0.12 / height, "\n".join(caption), ha="center", va="bottom", fontsize=8, color="#333333")
+    style.put_caption(figure, caption)
     return figure
 
 

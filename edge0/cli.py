@@ -1,6 +1,7 @@
-"""The command line: `edge0 COMMAND`. Every command is a module of `edge0.commands`.
+"""The command line: `edge0 COMMAND`. Every command is a module of `edge0.commands`, or one that an installed package adds.
 
-Expected failures are one line on stderr and exit code 2. Knows nothing of measuring; that is the workflow's.
+Packages above the engine (the harness and its analysis) add theirs through the entry-point group `edge0.commands`, so
+that nothing here imports them. Expected failures are one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib.metadata import entry_points
+from types import ModuleType
 
 from edge0.commands import chat, generate, plan, repack, serve, synth, verify
 from edge0.errors import EXIT_CODE, Edge0Error
 
-COMMANDS = {
+COMMANDS: dict[str, ModuleType] = {
     "synth": synth,
     "verify": verify,
     "plan": plan,
@@ -23,10 +26,15 @@ COMMANDS = {
 }
 
 
+def all_commands() -> dict[str, ModuleType]:
+    """Commands by name: the engine's own, then those that other packages add."""
+    return COMMANDS | {point.name: point.load() for point in sorted(entry_points(group="edge0.commands"))}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edge0", description="Serve mixture-of-experts models from SSD.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in COMMANDS.items():
+    for name, module in all_commands().items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

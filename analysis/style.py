@@ -1,0 +1,57 @@
+"""How every figure looks: one style, one way to write it, one caption that carries machine, condition and n.
+
+Knows nothing of what is drawn. Colours are Okabe-Ito's; whatever differs by colour must also differ by marker, hatch or
+lightness, so that figures read in grey and for colour-blind readers.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+RC = {
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "hatch.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+CAPTION_COLUMNS = 118
+LINE_INCHES = 0.17  # height of one line of a caption
+
+
+def drawing(name: str) -> AbstractContextManager:
+    """The style, to draw and to save within; `name` seeds the ids of the SVG, so that equal figures are equal files."""
+    return mpl.rc_context(RC | {"svg.hashsalt": name})
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write `stem`.png (200 dpi) and `stem`.svg. OSError passes."""
+    figure.savefig(stem.with_suffix(".png"), dpi=200)
+    figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+
+
+def caption_lines(parts: Sequence[str], columns: int = CAPTION_COLUMNS) -> list[str]:
+    """Caption parts (machine, tier, condition, n, session) joined and wrapped to lines of at most `columns`."""
+    return textwrap.wrap(" · ".join(part for part in parts if part), columns)
+
+
+def put_caption(figure: Figure, lines: Sequence[str]) -> None:
+    """Write caption lines under the figure; leave 0.12 inch plus `LINE_INCHES` per line for them."""
+    place = 0.12 / figure.get_figheight()
+    figure.text(0.5, place, "\n".join(lines), ha="center", va="bottom", fontsize=8, color="#333333")
+
+
+def dress(axes, title: str) -> None:
+    """Title on the left and a quiet grid behind the data."""
+    axes.set_title(title, loc="left", weight="bold")
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
