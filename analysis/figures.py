@@ -68,7 +68,11 @@ def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figu
     figure = Figure(figsize=(9.2, height))
     speed, steps = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
     figure.subplots_adjust(
-        left=0.19, right=0.985, top=1 - 0.66 / height, bottom=(0.62 + style.LINE_INCHES * len(caption)) / height, wspace=0.08
+        left=0.19,
+        right=0.985,
+        top=1 - 0.66 / height,
+        bottom=(0.62 + style.LINE_INCHES * len(caption)) / height,
+        wspace=0.08,
     )
     _draw_speed(speed, session, table, ratios, places)
     _draw_steps(steps, table, places)

@@ -1,4 +1,4 @@
-"""The command line: `edge0 COMMAND`. Every command is a module of `edge0.commands`, or one that an installed package adds.
+"""The command line: `edge0 COMMAND`. Every command is a module of `edge0.commands` or one that a package adds.
 
 Packages above the engine (the harness and its analysis) add theirs through the entry-point group `edge0.commands`, so
 that nothing here imports them. Expected failures are one line on stderr and exit code 2.

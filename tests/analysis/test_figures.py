@@ -10,8 +10,9 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from synthetic import make_session, void_run
 
-from analysis.figures import RC, STEP_PARTS, caption_lines, draw_tab3, save_tab3_figure
+from analysis.figures import STEP_PARTS, caption_lines, draw_tab3, save_tab3_figure
 from analysis.rows import load_session, pair_ratios
+from analysis.style import RC
 from analysis.tab3 import summary
 
 
