@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import entry_points
 from types import ModuleType
 
-from edge0.commands import chat, generate, plan, repack, serve, synth, verify
+from edge0.commands import chat, generate, plan, repack, serve, synth, trace, verify
 from edge0.errors import EXIT_CODE, Edge0Error
 
 COMMANDS: dict[str, ModuleType] = {
@@ -23,6 +23,7 @@ COMMANDS: dict[str, ModuleType] = {
     "generate": generate,
     "chat": chat,
     "serve": serve,
+    "trace": trace,
 }
 
 

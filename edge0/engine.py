@@ -25,30 +25,37 @@ from edge0.plan import MemoryPlan
 from edge0.prerouter.heads import Heads
 from edge0.prerouter.predictor import Forecast, Predictor
 from edge0.prerouter.schedule import LaunchGroup
+from edge0.replay import Replay
 from edge0.request import Flight, Pass, Request
 from edge0.routing import Router
 from edge0.sampling import Sampling
-from edge0.streaming.bank import Bank
-from edge0.streaming.executor import Executed, Executor, Lease, Prediction
+from edge0.streaming.executor import Executor, Lease, Prediction
 from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
-from edge0.streaming.reader import Reader
-from edge0.streaming.source import FaultSource, PreadSource
-from edge0.streaming.stack import StackStore
-from edge0.telemetry.loads import COMPUTE, LOADS, PREFETCH, Recorder
+from edge0.streaming.source import open_source
+from edge0.streaming.stores import open_store
+from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, PREFETCH, Recorder
+from edge0.trace import RouteTrace
 
 
 class Engine:
     """Serves one checkpoint. Use as a context manager, or call `close`."""
 
-    def __init__(self, directory: Path | str, options: EngineOptions | None = None, recorder: Recorder | None = None):
+    def __init__(
+        self,
+        directory: Path | str,
+        options: EngineOptions | None = None,
+        recorder: Recorder | None = None,
+        routes: RouteTrace | None = None,
+    ):
         """Open a checkpoint and load its resident part.
 
         Args:
             recorder: what is to write down loads and waits; by default one that keeps totals only.
+            routes: a trace; every decode step of a request takes its routes from there, whatever the model chooses.
 
         Raises:
-            Edge0Error: whatever the checkpoint, its adapters or the options are refused for; BANK_TOO_SMALL and
-                MEMORY_TOO_SMALL name the floor.
+            Edge0Error: whatever the checkpoint, its adapters, the options or the trace are refused for; BANK_TOO_SMALL
+                and MEMORY_TOO_SMALL name the floor.
         """
         self.directory, self.options = Path(directory), options or EngineOptions()
         options = self.options
@@ -63,6 +70,9 @@ class Engine:
                 hint="give it more memory, or leave the choice to prefill=auto",
             )
         self.config, self.layout, self.schedule, self.k = opening.config, opening.layout, opening.schedule, opening.k
+        self.routes = routes
+        if routes is not None:
+            routes.check(self.config, self.k)
         self.context_tokens = plan.context
         self.dtype = models.activation_dtype()
         self.router = Router.of(self.config, self.k)
@@ -80,19 +90,12 @@ class Engine:
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
         with ExitStack() as undo:
-            if options.io == "pread":
-                self.source = PreadSource(self.layout.paths)
-            else:
-                self.source = FaultSource(self.layout.paths, options.mmap_random)
+            self.source = open_source(self.layout.paths, options.io, options.mmap_random)
             undo.callback(self.source.close)
             self.source.check(self.layout.identities)
-            self.reader = None
-            if options.assembly == "bank":
-                self.reader = Reader(self.source, self.recorder, options.reader_threads, options.advise)
-                undo.callback(self.reader.close)
-                self.store = Bank(self.layout, plan.bank_slots, self.dtype, self.reader, self.recorder)
-            else:
-                self.store = StackStore(self.layout, plan.bank_slots, self.dtype, self.source, self.recorder)
+            self.store, self.reader = open_store(
+                options, self.layout, plan.bank_slots, self.dtype, self.source, self.recorder, self.k, len(self.blocks)
+            )
             undo.pop_all()
         self._closed = False
         self.executor = Executor(self.store, self.router, self.recorder, options.native)
@@ -139,7 +142,7 @@ class Engine:
                 mx.eval(h)
                 running.whole.release()
                 self._release(running.leases)
-                request.tokens += len(chunk)
+                request.tokens = request.prompt_tokens = request.tokens + len(chunk)
                 if cut.stop == len(tokens):
                     logits = self._end_prompt(h, running, request)
                 elif self._heads_follow:
@@ -217,7 +220,8 @@ class Engine:
         that it held is let go once no running graph reads it."""
         if self._closed:
             raise Edge0Error(ErrorKind.ENGINE_CLOSED, "the engine was closed", path=self.directory)
-        running = self.executor.running = Pass()
+        step = request.tokens - request.prompt_tokens if decoding else -1
+        running = self.executor.running = Pass(replay=Replay.of(self.routes, step))
         if decoding:
             self.recorder.step += 1
             held, request.predictions = request.predictions, {}
@@ -248,9 +252,9 @@ class Engine:
         h = self._layers(group.layers, h, running.masks, request)
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
-        forecast = self._forecast(group, running.executed, request)
+        forecast = self._forecast(group, running, request)
         # The CPU backend holds the caller while its queue is full: that, too, is waiting for computation.
-        with self.recorder.waiting(COMPUTE, group.layers[-1]):
+        with self.recorder.waiting(LAUNCH, group.layers[-1]):
             mx.async_eval(h, *(forecast.arrays() if forecast else ()))
         advised = [running.advised.pop(layer).lease for layer in group.layers if layer in running.advised]
         running.flights.append(Flight(group, h, forecast, running.leases + advised))
@@ -265,7 +269,7 @@ class Engine:
 
     def _harvest(self, flight: Flight, request: Request) -> None:
         """Wait for a group, free its slots, and start the reads that its heads ask for."""
-        with self.recorder.waiting(COMPUTE, flight.group.layers[-1]):
+        with self.recorder.waiting(EVALUATE, flight.group.layers[-1]):
             mx.eval(flight.output, *(flight.forecast.arrays() if flight.forecast else ()))
         self._release(flight.leases)
         if flight.forecast is None:
@@ -288,7 +292,7 @@ class Engine:
         """The logits after a prompt and, where the family wants it, the first predictions."""
         if self._heads_follow:
             for group in self.schedule.groups:
-                self._harvest(Flight(group, h, self._forecast(group, running.executed, request), []), request)
+                self._harvest(Flight(group, h, self._forecast(group, running, request), []), request)
         logits = self.model.head(h[:, -1:])[0, -1]
         mx.eval(logits)
         return logits
@@ -309,10 +313,11 @@ class Engine:
         )
         return WholeLayers(self.store, layers)
 
-    def _forecast(self, group: LaunchGroup, executed: dict[int, Executed], request: Request) -> Forecast | None:
-        if self.predictor is None or not group.owners:
+    def _forecast(self, group: LaunchGroup, running: Pass, request: Request) -> Forecast | None:
+        if self.predictor is None or not group.owners or running.replay.ended:
             return None
-        return self.predictor.forecast(group.owners, executed, request.history)
+        forced = running.replay.forecast([owner + 1 for owner in group.owners])
+        return self.predictor.forecast(group.owners, running.executed, request.history, forced)
 
     def _release(self, leases: list[Lease]) -> None:
         for lease in leases:

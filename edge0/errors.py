@@ -63,6 +63,7 @@ class ErrorKind(enum.Enum):
     PROMPT_INVALID = "a prompt is empty, too long, or holds a token outside the vocabulary"
     NUMERIC = "a logit is not a finite number"
     REQUEST_INVALID = "a request to the server is malformed, or asks for what is not served"
+    TRACE_INVALID = "a route trace is malformed, was made for another model or K, or is shorter than a request"
     TEMPLATE_INVALID = "a chat template cannot be rendered, or reached for what its sandbox forbids"
     PROBE_UNAVAILABLE = "the page-cache state of the checkpoint cannot be read on this machine"
     SESSION_VOID = "a session has no valid run left to speak from"

@@ -21,8 +21,9 @@ class EngineOptions:
     lora: bool = True
     adapter_k: int | None = None  # use the adapter set of another K, knowingly
     feature: Literal["executed", "teacher"] = "executed"  # what the heads' one-hots say (8b: teacher is upstream's)
-    io: Literal["pread", "mmap"] = "pread"  # explicit reads, or the paper's page faults
-    assembly: Literal["bank", "stack"] = "bank"  # slots written in place, or the paper's nine stacks per step
+    io: Literal["pread", "mmap", "direct"] = "pread"  # explicit reads, the paper's page faults, or past the page cache
+    assembly: Literal["bank", "stack", "patch"] = "bank"  # slots written in place, or the paper's: stacked, or patched
+    fill: Literal["readers", "engine"] = "readers"  # who fills the bank: threads, or (the paper's way) the engine's own
     native: Literal["hot", "exact"] = "hot"  # not predicted: compute what is in memory while the rest is read, or wait
     prefill: Literal["auto", "ondemand", "whole-layer"] = "auto"  # by expected coverage, or one way for every layer
     bank_bytes: int | None = None  # None: twice the floor, or what `memory_bytes` leaves
@@ -48,7 +49,9 @@ class EngineOptions:
         both = self.bank_bytes is not None and self.memory_bytes is not None
         self._require("bank_bytes", not both, "none beside memory_bytes, which plans the bank")
         self._require("hidden_clip", self.hidden_clip is None or self.hidden_clip > 0, "a positive number or none")
-        self._require("assembly", self.assembly == "stack" or self.io == "pread", "stack with io=mmap")
+        bank = self.assembly == "bank"
+        self._require("assembly", not (bank and self.io == "mmap"), "stack or patch with io=mmap")
+        self._require("fill", bank or self.fill == "readers", "no choice without a bank: the engine stacks and patches")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
         if not holds:

@@ -22,6 +22,7 @@ class Request:
     predictions: dict[int, Prediction] = field(default_factory=dict)  # layer -> its route at the next token
     history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
     tokens: int = 0
+    prompt_tokens: int = 0  # of `tokens`, those up to the end of the last prompt
 
     @property
     def nbytes(self) -> int:

@@ -24,8 +24,9 @@ def test_defaults():
         ("prerouter", "on", "route or advise or off"),
         ("prerouter", None, "route or advise or off"),
         ("feature", "student", "executed or teacher"),
-        ("io", "direct", "pread or mmap"),
-        ("assembly", "slots", "bank or stack"),
+        ("io", "odirect", "pread or mmap or direct"),
+        ("assembly", "slots", "bank or stack or patch"),
+        ("fill", "main", "readers or engine"),
         *[
             (name, value, "an integer >= 1")
             for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk")
@@ -46,9 +47,18 @@ def test_options_that_must_have_a_value(refused, name):
 
 
 def test_page_faults_need_the_papers_stacks(refused):
-    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(io="mmap"), "assembly", "stack with io=mmap", "bank")
+    refused(
+        ErrorKind.OPTION_INVALID, lambda: EngineOptions(io="mmap"), "assembly", "stack or patch with io=mmap", "bank"
+    )
     assert EngineOptions(io="mmap", assembly="stack").io == "mmap"
     assert EngineOptions(assembly="stack").assembly == "stack"
+
+
+@pytest.mark.parametrize("assembly", ["stack", "patch"])
+def test_only_a_bank_is_filled_by_somebody(refused, assembly):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(assembly=assembly, fill="engine"), "fill", "without a bank")
+    assert EngineOptions(assembly=assembly, io="mmap").fill == "readers"
+    assert EngineOptions(fill="engine", io="direct").assembly == "bank"
 
 
 def test_the_default_bank_is_twice_the_floor_and_no_more_than_all_experts():

@@ -10,6 +10,7 @@ from reference import (
     PROMPT,
     TOKENS,
     dequantised_logits,
+    direct_or_skip,
     engine_logits,
     floor_bytes,
     relative_l2,
@@ -328,15 +329,20 @@ def test_hits_compute_while_misses_are_read(checkpoint, monkeypatch):
         {"k": 4, "prerouter": "advise"},
         {"k": 4, **PAPER},
         {"k": 4, "assembly": "stack", **NATIVE},
+        {"k": 4, "assembly": "patch"},
+        {"k": 4, "fill": "engine"},
+        {"k": 4, "io": "direct"},
     ],
-    ids=["exact", "hot", "whole-layer", "staged", "advise", "paper", "stack"],
+    ids=["exact", "hot", "whole-layer", "staged", "advise", "paper", "stack", "patch", "fill", "direct"],
 )
 def test_records_give_the_bits_of_the_stacked_layout(checkpoint, repacked, tier, options):
+    if options.get("io") == "direct":
+        direct_or_skip(checkpoint.glob("*.safetensors")).close()
     stacked, before = run(checkpoint, **options)
     records, after = run(repacked[tier.name], **options)
     assert same_bits(stacked, records)
     assert before.totals.loads == after.totals.loads and before.totals.asked_bytes == after.totals.asked_bytes
-    if options.get("assembly") != "stack":
+    if "assembly" not in options:
         assert {load.calls for load in before.loads if load.expert != WHOLE} == {9}
         assert {load.calls for load in after.loads} == {1}
 

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge0.errors import ErrorKind
@@ -56,6 +56,13 @@ def untied(seed, rows=1):
     return np.stack([row[rng.permutation(EXPERTS)] for row in grid])
 
 
+def groups_tie(logits, bias, kept=4, groups=8):
+    """Whether it hangs on a rounding which groups are kept."""
+    scores = np.sort((1 / (1 + np.exp(-logits)) + bias).reshape(groups, -1), axis=1)[:, -2:].sum(axis=1)
+    ranked = np.sort(scores)
+    return ranked[-kept] - ranked[-kept - 1] < 1e-5
+
+
 def sigmoid_router(k, kept=4, groups=8, scale=2.5):
     return Router("sigmoid-groups", k, groups, kept, scale)
 
@@ -74,6 +81,7 @@ def test_group_law(seed, k, with_bias):
     router = sigmoid_router(k)
     logits = untied(seed, 3)
     bias = np.random.default_rng(seed + 1).normal(0, 0.3, EXPERTS).astype(np.float32) if with_bias else None
+    assume(not any(groups_tie(row, 0 if bias is None else bias) for row in logits))
     for row, found in zip(logits, routed(router, logits, bias), strict=True):
         agree(found, group_law(row, 0 if bias is None else bias.astype(np.float64), k, 8, 4, 2.5))
         assert sum(found.values()) == pytest.approx(2.5, rel=1e-6)
@@ -144,3 +152,30 @@ def test_k_bounds(checkpoints, refused, name, bad, ceiling):
 def test_multi_hot():
     hot = np.array(multi_hot(mx.array([[[1, 3]], [[0, 2]]]), 5, mx.float32))
     assert hot.tolist() == [[[0, 1, 0, 1, 0]], [[1, 0, 1, 0, 0]]]
+
+
+@pytest.mark.parametrize("bias", [None, np.linspace(-1, 1, EXPERTS)])
+@pytest.mark.parametrize("router", [Router("softmax", 4, 1, 1, 1.0), sigmoid_router(4)], ids=lambda router: router.law)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_routers_own_choice_is_weighed_with_the_same_bits(router, bias, rows):
+    logits = mx.array(untied(11, rows).astype(np.float32))
+    bias = None if bias is None else mx.array(bias.astype(np.float32))
+    indices, weights = router(logits, bias)
+    for again in (router.weigh(logits, indices), router(logits, bias, forced=indices)[1]):
+        assert np.array_equal(np.array(again).view(np.uint32), np.array(weights).view(np.uint32))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+def test_forced_experts_are_weighed_by_the_law(seed, k):
+    rng = np.random.default_rng(seed)
+    logits = untied(seed, 2)
+    forced = np.stack([rng.permutation(EXPERTS)[:k] for _ in logits])
+    for router, values in (
+        (Router("softmax", k, 1, 1, 1.0), np.exp(logits)),
+        (sigmoid_router(k), 1 / (1 + np.exp(-logits))),
+    ):
+        indices, weights = router(mx.array(logits.astype(np.float32)), None, mx.array(forced.astype(np.uint32)))
+        assert np.array_equal(np.array(indices), forced)
+        chosen = np.take_along_axis(values, forced, axis=1)
+        expected = chosen / chosen.sum(axis=1, keepdims=True) * router.scale
+        np.testing.assert_allclose(np.array(weights), expected, rtol=1e-5)

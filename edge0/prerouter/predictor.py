@@ -39,9 +39,16 @@ class Predictor:
         self._heads, self._router, self._blocks, self._feature = heads, router, blocks, feature
 
     def forecast(
-        self, owners: tuple[int, ...], executed: Mapping[int, Executed], history: Mapping[int, mx.array]
+        self,
+        owners: tuple[int, ...],
+        executed: Mapping[int, Executed],
+        history: Mapping[int, mx.array],
+        forced: mx.array | None = None,
     ) -> Forecast:
-        """Predict the next token's routes of the layers after `owners`, from the last position of this pass."""
+        """Predict the next token's routes of the layers after `owners`, from the last position of this pass.
+
+        `forced` `[G, 1, K]`: what is to be predicted; the heads run as ever and give the weights.
+        """
         seen = self.history(owners, executed)
         blank = self._heads.no_history()
         features = [
@@ -49,7 +56,7 @@ class Predictor:
             for owner in owners
         ]
         logits = self._heads(owners, mx.concatenate(features))
-        indices, weights = self._router(logits)
+        indices, weights = self._router(logits, forced=forced)
         return Forecast(owners, indices, weights, seen)
 
     def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, mx.array]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout, PartSpec
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.reader import Reader, Target, joined
+from edge0.streaming.reader import ExpertReader, Target, joined
 from edge0.telemetry.loads import LOADS, PREFETCH, PREFILL, WHOLE, Recorder
 
 Key = tuple[int, int]  # layer, expert
@@ -92,7 +92,7 @@ class Bank:
         dtype: the activations' dtype.
     """
 
-    def __init__(self, layout: ExpertLayout, slots: int, dtype: mx.Dtype, reader: Reader, recorder: Recorder):
+    def __init__(self, layout: ExpertLayout, slots: int, dtype: mx.Dtype, reader: ExpertReader, recorder: Recorder):
         self._layout, self._reader, self._recorder = layout, reader, recorder
         self.capacity = slots
         self.nbytes = slots * slot_bytes(layout.specs, dtype)

@@ -20,11 +20,12 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.replay import Replay
 from edge0.routing import Router
 from edge0.streaming.experts import expert_mlp
 from edge0.streaming.moe import StreamedMoE
 from edge0.streaming.prefill import WholeLayers
-from edge0.telemetry.loads import COMPUTE, DEMAND, LOADS, PREFILL, Recorder
+from edge0.telemetry.loads import DEMAND, EVALUATE, LAUNCH, LOADS, PREFILL, ROUTE, Recorder
 
 BLOCK_EXPERTS = 16  # missing experts of a prompt that are applied together
 
@@ -90,6 +91,7 @@ class Running:
     executed: dict[int, Executed] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
     whole: WholeLayers | None = None
+    replay: Replay = Replay()
 
 
 class Executor:
@@ -110,7 +112,7 @@ class Executor:
         if whole is not None and block.layer in whole:
             return self._whole_layer(block, x, whole)
         indices, weights = self._route(block, x)
-        with self._recorder.waiting(COMPUTE, block.layer):
+        with self._recorder.waiting(ROUTE, block.layer):
             mx.async_eval(indices)
             mx.async_eval(shared)  # does not depend on the route: computes while the host looks at it and reads
             ids = np.array(indices)
@@ -120,7 +122,7 @@ class Executor:
         return outputs, weights
 
     def _route(self, block: StreamedMoE, x: mx.array) -> tuple[mx.array, mx.array]:
-        indices, weights = self._router(block.logits(x), block.bias())
+        indices, weights = self._router(block.logits(x), block.bias(), self.running.replay.route(block.layer))
         self.running.executed[block.layer] = Executed.of(x, indices)
         return indices, weights
 
@@ -130,7 +132,7 @@ class Executor:
         return self._apply(block, x, prediction.ids, prediction.lease), prediction.weights
 
     def _whole_layer(self, block: StreamedMoE, x: mx.array, whole: WholeLayers) -> tuple[mx.array, mx.array]:
-        with self._recorder.waiting(COMPUTE, block.layer):
+        with self._recorder.waiting(EVALUATE, block.layer):
             mx.eval(x)  # with it every graph that reads the layer before
         lease = whole.enter()
         with self._recorder.waiting(LOADS, block.layer):
@@ -159,7 +161,8 @@ class Executor:
             outputs.append(self._apply(block, x, ids[..., places], lease))
             order.append(places)
             if len(cuts) > 1:
-                mx.async_eval(outputs[-1])
+                with self._recorder.waiting(LAUNCH, block.layer):
+                    mx.async_eval(outputs[-1])
         if len(cuts) == 1:
             return outputs[0]
         return mx.concatenate(outputs, axis=-2)[..., mx.array(np.argsort(np.concatenate(order))), :]
@@ -172,7 +175,7 @@ class Executor:
         for lease in self._blocks(block.layer, np.unique(ids)):
             pairs = np.flatnonzero(np.isin(flat, lease.experts))
             output = self._apply(block, rows[mx.array(pairs // k)], flat[pairs][:, None], lease)[:, 0]
-            with self._recorder.waiting(COMPUTE, block.layer):
+            with self._recorder.waiting(EVALUATE, block.layer):
                 mx.eval(output)
             outputs.append(output)
             order.append(pairs)

@@ -1,4 +1,4 @@
-"""The reader threads: they move the bytes of experts from a source into slot memory, demand before prefetch.
+"""The readers: they move the bytes of experts from a source into slot memory, on threads or on the engine's own.
 
 A job is some byte ranges and the targets that they fill, in order; a range may fill several targets with one read.
 
@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.streaming.source import Source
-from edge0.telemetry.loads import PREFETCH, WHOLE, LoadRecord, Recorder
+from edge0.telemetry.loads import LOADS, PREFETCH, WHOLE, LoadRecord, Recorder
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,16 @@ class Target:
     @property
     def file_bytes(self) -> int:
         return len(self.memory) // 2 if self.widen else len(self.memory)
+
+
+class ExpertReader(Protocol):
+    """Who brings experts into slots."""
+
+    def submit(self, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> Future:
+        """Ask for one expert. The future ends with None, or with the error that the read met."""
+
+    def close(self) -> None:
+        """Finish what was asked for; nothing may be submitted afterwards."""
 
 
 class Reader:
@@ -49,7 +60,7 @@ class Reader:
             thread.start()
 
     def submit(self, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> Future:
-        """Queue one expert. The future ends with None, or with the error that the read met."""
+        """Queue one expert."""
         future: Future = Future()
         urgency = 1 if record.purpose == PREFETCH else 0
         self._queue.put((urgency, next(self._number), (future, record, ranges, targets)))
@@ -64,27 +75,61 @@ class Reader:
         self._threads = []
 
     def _work(self) -> None:
-        scratch = bytearray()
+        work = Work(self._source, self._recorder, self._advise)
         while (job := self._queue.get()[2]) is not None:
-            future, record, ranges, targets = job
-            try:
-                needed = sum(target.file_bytes for target in targets if target.widen)
-                if len(scratch) < needed:
-                    scratch = bytearray(needed)
-                self._recorder.begin(record, ranges)
-                if self._advise and record.expert != WHOLE:  # long reads are read ahead by the kernel
-                    self._source.advise(ranges)
-                    record.advise_ns = time.monotonic_ns() - record.start_ns
-                rest = iter(targets)
-                for piece in ranges:
-                    fill(self._source, piece, rest, memoryview(scratch))
-                if next(rest, None) is not None:
-                    raise ValueError("there are more targets than bytes")
-                self._recorder.finish(record)
-            except BaseException as error:  # handed to the engine thread, which ends the request
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+            work.run(*job)
+
+
+class EngineReader:
+    """The paper's synchronous fill: `submit` itself reads, on the caller's thread, and the future it gives has ended.
+
+    What the engine asks for between two groups is read there; its time is the engine's waiting for loads.
+    """
+
+    def __init__(self, source: Source, recorder: Recorder, advise: bool):
+        self._work, self._recorder = Work(source, recorder, advise), recorder
+
+    def submit(self, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> Future:
+        """Read one expert now."""
+        future: Future = Future()
+        with self._recorder.waiting(LOADS, record.layer):
+            self._work.run(future, record, ranges, targets)
+        return future
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class Work:
+    """One thread's way of reading, with the scratch memory that widening needs."""
+
+    def __init__(self, source: Source, recorder: Recorder, advise: bool):
+        self._source, self._recorder, self._advise = source, recorder, advise
+        self._scratch = bytearray()
+
+    def run(self, future: Future, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> None:
+        """Read one expert, then end its future."""
+        try:
+            self._read(record, ranges, targets)
+        except BaseException as error:  # handed to who waits for the future, and ends the request
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    def _read(self, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> None:
+        needed = sum(target.file_bytes for target in targets if target.widen)
+        if len(self._scratch) < needed:
+            self._scratch = bytearray(needed)
+        self._recorder.begin(record, ranges)
+        if self._advise and record.expert != WHOLE:  # long reads are read ahead by the kernel
+            self._source.advise(ranges)
+            record.advise_ns = time.monotonic_ns() - record.start_ns
+        rest = iter(targets)
+        for piece in ranges:
+            fill(self._source, piece, rest, memoryview(self._scratch))
+        if next(rest, None) is not None:
+            raise ValueError("there are more targets than bytes")
+        self._recorder.finish(record)
 
 
 def fill(source: Source, piece: ByteRange, targets: Iterator[Target], scratch: memoryview) -> None:

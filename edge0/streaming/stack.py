@@ -1,24 +1,21 @@
-"""The paper's way of holding experts, kept as a labelled arm: one bundle of nine arrays per expert, stacked per step.
+"""The paper's way of holding experts, kept as a labelled arm: nine tensors stacked out of bundles for every step.
 
-A bundle is made by the engine thread itself, from the mapping (page faults) or by a read, and kept in an LRU; each
-request then builds nine stacked tensors out of its bundles (paper section 3.1, appendix B). Same interface as the bank;
-nothing is read before `wait`, which is what makes a prediction's fill synchronous.
+Each request builds nine stacked tensors out of its experts' bundles (paper section 3.1, appendix B). Same interface as
+the bank; nothing is read before `wait`, which is what makes a prediction's fill synchronous.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.streaming.bank import Key, slot_bytes
+from edge0.streaming.bank import slot_bytes
+from edge0.streaming.bundles import Bundles, stacked
 from edge0.streaming.source import Source
 from edge0.telemetry.loads import Recorder
-
-Bundle = list[mx.array]
 
 
 class StackLease:
@@ -26,34 +23,45 @@ class StackLease:
 
     def __init__(self, store: StackStore, layer: int, experts: np.ndarray, purpose: str):
         self.layer, self.experts, self.purpose = layer, experts, purpose
-        self._store = store
+        self.slots = np.arange(len(experts), dtype=np.uint32)
         self.stacks: Sequence[mx.array] = ()
+        self._store = store
 
     def wait(self) -> None:
+        """
+        Raises:
+            Edge0Error: READ_FAILED.
+        """
         if not self.stacks:
-            bundles = self._store.bundles(self.layer, self.experts, self.purpose)
-            self.stacks = [mx.stack(parts) for parts in zip(*bundles, strict=True)]
-            mx.eval(self.stacks)
+            self.stacks, self.slots = self._store.stacks(self.layer, self.experts, self.purpose)
 
     def positions(self, rows: np.ndarray) -> mx.array:
         """Indices into `experts` to rows of `stacks`, in the same shape."""
-        return mx.array(rows.astype(np.uint32))
+        return mx.array(self.slots[rows])
 
     def release(self) -> None:
         self.stacks = ()
 
 
 class StackStore:
-    """An LRU of at most `capacity` bundles."""
+    """Stacks anew for every request, out of an LRU of at most `capacity` bundles."""
 
     def __init__(self, layout: ExpertLayout, capacity: int, dtype: mx.Dtype, source: Source, recorder: Recorder):
-        self._layout, self._source, self._recorder, self._dtype = layout, source, recorder, dtype
+        self._bundles = Bundles(layout, capacity, dtype, source, recorder)
         self.capacity = capacity
         self.nbytes = capacity * slot_bytes(layout.specs, dtype)
-        self._bundles: OrderedDict[Key, Bundle] = OrderedDict()
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> StackLease:
         return StackLease(self, layer, experts, purpose)
+
+    def stacks(self, layer: int, experts: np.ndarray, purpose: str) -> tuple[list[mx.array], np.ndarray]:
+        """Nine evaluated tensors that hold some experts (sorted, unique ids), and the row of each.
+
+        Raises:
+            Edge0Error: READ_FAILED.
+        """
+        rows = np.arange(len(experts), dtype=np.uint32)
+        return stacked(self._bundles.of(layer, experts.tolist(), purpose)), rows
 
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
         """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
@@ -69,35 +77,3 @@ class StackStore:
     def buffer_free(self, buffer: int) -> bool:
         """There are no layer buffers."""
         return False
-
-    def bundles(self, layer: int, experts: np.ndarray, purpose: str) -> list[Bundle]:
-        """The bundles of some experts, reading those that the LRU lacks."""
-        found = []
-        for expert in experts.tolist():
-            key = (layer, expert)
-            bundle = self._bundles.pop(key, None)
-            self._recorder.totals.hits += bundle is not None
-            if bundle is None:
-                bundle = self._load(key, purpose)
-            self._bundles[key] = bundle
-            found.append(bundle)
-        while len(self._bundles) > self.capacity:
-            self._bundles.popitem(last=False)
-        return found
-
-    def _load(self, key: Key, purpose: str) -> Bundle:
-        ranges = self._layout.pieces(*key)
-        self._recorder.totals.loads += 1
-        record = self._recorder.load(*key, purpose, ranges)
-        self._recorder.begin(record, ranges)
-        bundle = []
-        for piece, spec in zip(ranges, self._layout.specs, strict=True):
-            data = self._source.array(piece)
-            if spec.dtype == "U32":
-                part = mx.array(data.view(np.uint32).reshape(spec.shape))
-            else:
-                part = mx.array(data.view(np.uint16).reshape(spec.shape)).view(mx.bfloat16).astype(self._dtype)
-            bundle.append(part)
-        mx.eval(bundle)
-        self._recorder.finish(record)
-        return bundle

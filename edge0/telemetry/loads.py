@@ -18,7 +18,9 @@ from typing import Protocol
 from edge0.checkpoint.layout import ByteRange
 
 DEMAND, PREFETCH, PREFILL = "demand", "prefetch", "prefill"
-LOADS, COMPUTE = "loads", "compute"  # what the engine thread waits for
+# What takes the engine thread's time, besides building graphs: it waits for reads, or itself reads, copies and stacks;
+# waits for a router's choice; hands a graph to MLX; waits for what it handed over; brings a token to the host.
+LOADS, ROUTE, LAUNCH, EVALUATE, SAMPLE = REASONS = ("loads", "route", "launch", "evaluate", "sample")
 WHOLE = -1  # as a record's expert: one of the nine stacked tensors of a whole layer
 
 
@@ -39,6 +41,7 @@ class LoadRecord:
     advise_ns: int = 0
     thread: int = 0
     cold_bytes: int = -1
+    cold_page_bytes: int = -1  # of the cold pages that it touches: what a device reads at the least
     inflight_bytes: int = -1
     device_bytes: int = -1
 
@@ -71,7 +74,7 @@ class Recorder:
     step: int = -1
     totals: Totals = field(default_factory=Totals)
     loads: list[LoadRecord] = field(default_factory=list)
-    waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, LOADS or COMPUTE, layer, ns
+    waits: list[tuple[int, str, int, int]] = field(default_factory=list)  # step, one of REASONS, layer, ns
     drops: Counter[int] = field(default_factory=Counter)  # step -> routed experts not in memory; each ended its step
     observing: list[tuple[int, int, int]] = field(default_factory=list)  # step, layer, ns on the engine thread
     _engine_thread: int = field(default_factory=threading.get_native_id)

@@ -5,8 +5,7 @@ Linux has two probes that answer different questions. `cachestat(2)` counts a pa
 `mincore` alone, which there counts pages in flight as resident, so in-flight is always 0.
 
 Knows nothing of experts or records; a range is (offset, nbytes) in one file. Does not know whether the storage below
-has a cache of its own, and cannot evict pages that another process, or another mapping in this process, has mapped:
-a reader that wants page faults borrows `FilePages.view()` so that its pages stay evictable.
+has a cache of its own, and cannot evict pages that another process, or another mapping in this process, has mapped.
 
 Why a self-test: mincore calls every page resident in a file that we neither own nor may write, and cachestat sees
 nothing on overlay filesystems. Neither reports an error that would tell.
@@ -148,18 +147,13 @@ class FilePages:
         self.close()
 
     def close(self) -> None:
-        """Close descriptor and mapping. A borrowed view keeps the mapping alive until the view is dropped."""
+        """Close descriptor and mapping."""
         if self._map is not None:
-            with contextlib.suppress(BufferError):
-                self._map.close()
+            self._map.close()
             self._map = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def view(self) -> memoryview:
-        """Read-only bytes of the file, uint8 [file_bytes]: touching them faults pages in, which `evict` can undo."""
-        return memoryview(self._map if self._map is not None else b"")
 
     def cached_bytes(self) -> int:
         """Bytes of the file in the page cache; with cachestat this includes pages in flight."""

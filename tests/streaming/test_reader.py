@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.reader import Reader, Target, joined
+from edge0.streaming.reader import EngineReader, Reader, Target, joined
 from edge0.streaming.source import read_failed
-from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL, Recorder
+from edge0.telemetry.loads import DEMAND, LOADS, PREFETCH, PREFILL, Recorder
 
 
 class SlowSource:
@@ -132,6 +132,44 @@ def test_records_are_complete(source, advise):
     assert record.thread not in (0, threading.get_native_id())
     assert source.advised == ([ranges] if advise else []) and (record.advise_ns > 0) == advise
     assert seen == [("before", ranges, 0), ("after", 3)]
+
+
+def test_the_engines_own_reads_have_ended_when_they_were_asked_for_and_are_its_waiting(source):
+    recorder = Recorder(rows=True)
+    before = threading.active_count()
+    reader = EngineReader(source, recorder, advise=True)
+    source.gate.set()
+    record, ranges, targets, memory = job(recorder, "x", PREFETCH)
+    future = reader.submit(record, ranges, targets)
+    assert future.done() and future.exception() is None and memory == b"\x05" * 8
+    assert recorder.loads == [record] and record.thread == threading.get_native_id()
+    assert source.advised == [ranges] and threading.active_count() == before
+    ((step, reason, layer, ns),) = recorder.waits
+    assert (step, reason, layer) == (-1, LOADS, 0)
+    assert ns >= record.end_ns - record.start_ns and recorder.totals.loads_wait_ns == ns
+    failed = reader.submit(*job(recorder, "broken", DEMAND)[:3])
+    assert failed.exception().kind is ErrorKind.READ_FAILED and len(recorder.waits) == 2
+    reader.close()
+
+
+def test_looking_at_the_engines_own_reads_is_written_down_apart(source):
+    class Observer:
+        def before(self, ranges, record):
+            pass
+
+        def after(self, record):
+            pass
+
+    for make, looks in (
+        (lambda recorder: EngineReader(source, recorder, advise=False), 2),
+        (lambda recorder: Reader(source, recorder, threads=1, advise=False), 0),
+    ):
+        recorder = Recorder(Observer(), rows=True)
+        reader = make(recorder)
+        source.gate.set()
+        reader.submit(*job(recorder, "x", DEMAND)[:3]).result(60)
+        reader.close()
+        assert len(recorder.observing) == looks
 
 
 class Bytes:
