@@ -8,17 +8,21 @@ from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
 
+LARGE_BANK = 1024 / 2944  # the paper's larger cache for 8b: 1024 of its 23 x 128 experts (Tab. 1)
+
 
 @dataclass(frozen=True)
 class Arm:
     """`options` are fields of EngineOptions; `resident` is stock mlx-lm with all experts in memory; `records` serves
-    the repacked copy of the checkpoint. What stands before a hyphen in the name says how the arm routes."""
+    the repacked copy of the checkpoint; `bank` is a share of all experts in place of the session's. What stands before
+    a hyphen in the name says how the arm routes."""
 
     name: str
     meaning: str
     options: Mapping[str, Any] = field(default_factory=dict)
     resident: bool = False
     records: bool = False
+    bank: float | None = None
 
     @property
     def route(self) -> str:
@@ -50,6 +54,49 @@ ARMS = {
             {"prerouter": "route", "io": "mmap", "assembly": "stack", "launch_groups": 1},
         ),
         Arm(
+            "prerouter-stack",
+            "appendix B, before: predicted route, nine stacks built per layer and step by the main thread",
+            {"prerouter": "route", "native": "exact", "assembly": "stack", "launch_groups": 1},
+        ),
+        Arm(
+            "prerouter-patch",
+            "appendix B, the paper's pipeline: as prerouter-stack, but only the rows of changed experts are written",
+            {"prerouter": "route", "native": "exact", "assembly": "patch", "launch_groups": 1},
+        ),
+        Arm(
+            "prerouter-fill",
+            "predicted experts are read straight into the bank, by the main thread between two steps",
+            {"prerouter": "route", "native": "exact", "fill": "engine", "launch_groups": 1},
+        ),
+        *(
+            Arm(
+                f"prerouter-groups{groups}",
+                f"as prerouter, its predicted layers launched in {groups} group{'s' * (groups > 1)}",
+                {"prerouter": "route", "native": "exact", "launch_groups": groups},
+            )
+            for groups in (1, 2, 5)
+        ),
+        Arm(
+            "ondemand-stack",
+            "the router decides, misses are read by the main thread, nine stacks built per layer and step",
+            {"prerouter": "off", "assembly": "stack"},
+        ),
+        Arm(
+            "ondemand-patch",
+            "as ondemand-stack, but only the rows of changed experts are written",
+            {"prerouter": "off", "assembly": "patch"},
+        ),
+        Arm(
+            "ondemand-direct",
+            "as ondemand, by reads that bypass the page cache",
+            {"prerouter": "off", "native": "exact", "io": "direct"},
+        ),
+        Arm(
+            "ondemand-advise",
+            "the router decides, the prediction only starts reads one token ahead",
+            {"prerouter": "advise", "native": "exact"},
+        ),
+        Arm(
             "ondemand-hot",
             "as ondemand, but experts that are in memory compute while the missing ones are read",
             {"prerouter": "off", "native": "hot"},
@@ -59,6 +106,18 @@ ARMS = {
             "as ondemand, from the repacked checkpoint",
             {"prerouter": "off", "native": "exact"},
             records=True,
+        ),
+        Arm(
+            "ondemand-large",
+            f"as ondemand, with a bank of {LARGE_BANK:.0%} of all experts",
+            {"prerouter": "off", "native": "exact"},
+            bank=LARGE_BANK,
+        ),
+        Arm(
+            "prerouter-large",
+            f"as prerouter, with a bank of {LARGE_BANK:.0%} of all experts",
+            {"prerouter": "route", "native": "exact"},
+            bank=LARGE_BANK,
         ),
         Arm("resident", "stock mlx-lm, every expert in memory, no adapters", resident=True),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,10 @@ from experiments.conditions import Condition
 
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
-SESSION_KEYS = ("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every")
+SESSION_KEYS = (
+    *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
+    *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,15 @@ class Workflow:
         """
         values = dict(values)
         # On the command line, `ks=8` is one number, the items of `ks=[2,8]` arrive as text, and so does `false`.
-        for key in ("ks", "prefill_tokens"):
+        for key in ("ks", "prefill_tokens", "tab1_tiers"):
             items = values.get(key)
             items = items if isinstance(items, list) else [items]
             values[key] = [yaml.safe_load(item) if isinstance(item, str) else item for item in items]
-        for key in ("remeasure", "model", "adapter_k"):
+        for key in ("remeasure", "strict", "model", "machine", "adapter_k", "trace"):
             if values.get(key) in ("true", "false", "null"):
                 values[key] = yaml.safe_load(values[key])
         schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+        _refuse_unknown(values, schema["properties"])
         for error in sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(error.path)):
             key = ".".join(map(str, error.path)) or None
             raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path="configuration", tensor=key)
@@ -69,17 +75,27 @@ class Workflow:
         return cls(name, str(model), False, values)
 
     def session_arguments(self, **changes: Any) -> str:
-        """Command-line arguments of `experiments.session`, with some of them changed."""
-        values = {key: self.values[key] for key in (*SESSION_KEYS, "condition", "rounds", "bank")}
-        values |= {"ks": self.values["ks"], "adapter_k": self.values.get("adapter_k")}
-        values |= changes
-        parts = []
+        """Command-line arguments of `experiments.session`, with some of them changed.
+
+        Every rule that measures a session takes them from here: they say what is measured, and with remeasure=false
+        that nothing is.
+        """
+        values = {key: self.values.get(key) for key in SESSION_KEYS} | changes
+        parts = [] if self.values.get("remeasure", True) else ["--reuse"]
         for key, value in values.items():
             flag = key.replace("_", "-")
             if isinstance(value, bool):
                 parts.append(f"--{'' if value else 'no-'}{flag}")
             elif isinstance(value, list | tuple):
-                parts += [f"--{flag}", *map(str, value)]
+                parts += [f"--{flag}", *(shlex.quote(str(item)) for item in value)]
             elif value is not None:
-                parts += [f"--{flag}", str(value)]
+                parts += [f"--{flag}", shlex.quote(str(value))]
         return " ".join(parts)
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the keys are {', '.join(known)}"
+            raise Edge0Error(ErrorKind.OPTION_INVALID, "unknown key", path="configuration", tensor=str(key), hint=hint)

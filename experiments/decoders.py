@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -13,11 +14,14 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.source import FaultSource
-from edge0.telemetry.loads import Recorder
+from edge0.telemetry.loads import EVALUATE, SAMPLE, Recorder
 from edge0.tiers import ModelConfig
+from edge0.trace import RouteTrace
 from experiments.arms import Arm
 from experiments.observer import CacheObserver
 from experiments.window import fault_window
+
+NO_LAYER = -1  # of a wait that belongs to the whole step
 
 
 class Decoder(Protocol):
@@ -36,6 +40,23 @@ class Decoder(Protocol):
     def close(self) -> None: ...
 
 
+def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How an arm reads, fills, assembles and launches, as columns of its run; "none" where it does none of it.
+
+    `options`: those of EngineOptions that the session sets. The two assemblies of the paper fill on the engine thread.
+    """
+    if arm.resident:
+        return {"reader": "none", "fill": "none", "assembly": "none", "launch_groups": 1}
+    engine = EngineOptions(**{**options, **arm.options})
+    explicit = "willneed" if engine.advise else "pread"
+    return {
+        "reader": explicit if engine.io == "pread" else engine.io,
+        "fill": engine.fill if engine.assembly == "bank" else "engine",
+        "assembly": engine.assembly,
+        "launch_groups": engine.launch_groups,
+    }
+
+
 class ResidentDecoder:
     """Stock mlx-lm on the same checkpoint, no adapters."""
 
@@ -43,7 +64,7 @@ class ResidentDecoder:
     window = "none"
 
     def __init__(self, model: Path, config: ModelConfig):
-        self.recorder = Recorder()
+        self.recorder = Recorder(rows=True)
         self._model = models.load(model, config, CheckpointIndex.open(model), streamed=False)
         self.resident_bytes = models.parameter_bytes(self._model)
 
@@ -53,29 +74,41 @@ class ResidentDecoder:
 
     def step(self, token: int) -> int:
         self.recorder.step += 1
-        return int(mx.argmax(self._model(mx.array([[token]]), self._cache)[0, -1]).item())
+        chosen = mx.argmax(self._model(mx.array([[token]]), self._cache)[0, -1])
+        with self.recorder.waiting(EVALUATE, NO_LAYER):
+            mx.eval(chosen)
+        with self.recorder.waiting(SAMPLE, NO_LAYER):
+            return int(chosen.item())
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 class StreamedDecoder:
-    """The engine, as an arm's options say."""
+    """The engine, as an arm's options say. `routes`: what every decode step routes to, in place of the model."""
 
     window = "none"
 
     def __init__(
-        self, arm: Arm, model: Path, options: dict, bank_slots: int, layout: ExpertLayout, observer: CacheObserver
+        self,
+        arm: Arm,
+        model: Path,
+        options: Mapping[str, Any],
+        bank_slots: int,
+        layout: ExpertLayout,
+        observer: CacheObserver,
+        routes: RouteTrace | None = None,
     ):
-        options = options | {"bank_bytes": bank_slots * slot_bytes(layout.specs, models.activation_dtype())}
-        options |= arm.options
+        bank_bytes = bank_slots * slot_bytes(layout.specs, models.activation_dtype())
+        chosen = {**options, "bank_bytes": bank_bytes, **arm.options}
         with ExitStack() as opening:
-            if options.get("io") == "mmap":
+            if chosen.get("io") == "mmap":
                 self.window = opening.enter_context(fault_window(layout.paths))
-                options["mmap_random"] = self.window == "random"
-            self._engine = Engine(model, EngineOptions(**options), Recorder(observer, rows=True))
+                chosen["mmap_random"] = self.window == "random"
+            self._engine = Engine(model, EngineOptions(**chosen), Recorder(observer, rows=True), routes=routes)
         if isinstance(self._engine.source, FaultSource):
             observer.after_load = self._engine.source.unmap
+        observer.leaves_pages = chosen.get("io") != "direct"
         self.recorder = self._engine.recorder
         self.resident_bytes = self._engine.resident_bytes
         self.bank_bytes, self.bank_slots = self._engine.store.nbytes, self._engine.store.capacity
@@ -87,7 +120,9 @@ class StreamedDecoder:
         self._engine.prefill(self._request, prompt)
 
     def step(self, token: int) -> int:
-        return int(mx.argmax(self._engine.step(self._request, token)).item())
+        logits = self._engine.step(self._request, token)
+        with self.recorder.waiting(SAMPLE, NO_LAYER):
+            return int(mx.argmax(logits).item())
 
     def close(self) -> None:
         self._request.release()

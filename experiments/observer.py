@@ -8,22 +8,24 @@ while steps are timed: the same n in all arms.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.telemetry.loads import WHOLE, LoadRecord
-from edge0.telemetry.pagecache import FilePages, Range, thread_device_bytes
-from experiments.conditions import CacheBudget
+from edge0.telemetry.pagecache import FilePages, Range, page_spans, thread_device_bytes
+from experiments.conditions import Budget
 
 
 class CacheObserver:
-    """A `LoadObserver`. `after_load` runs before a record is given to the budget (mappings must let go of pages)."""
+    """A `LoadObserver`. `after_load` runs before a record is given to the budget (mappings must let go of pages);
+    `leaves_pages`: whether loads leave anything in the page cache that a budget must know of (direct reads do not)."""
 
-    def __init__(self, files: Mapping[Path, FilePages], budget: CacheBudget | None, probe_every: int = 1):
+    def __init__(self, files: Mapping[Path, FilePages], budget: Budget | None, probe_every: int = 1):
         self._files, self._budget, self.probe_every = files, budget, probe_every
         self._numbers = itertools.count()
         self.after_load: Callable[[], None] | None = None
+        self.leaves_pages = True
 
     def before(self, ranges: tuple[ByteRange, ...], record: LoadRecord) -> None:
         if self.probe_every and next(self._numbers) % self.probe_every == 0:
@@ -32,14 +34,26 @@ class CacheObserver:
                 residency = self._files[path].residency(parts)
                 record.cold_bytes += residency.cold_bytes
                 record.inflight_bytes += residency.inflight_bytes
+            record.cold_page_bytes = 0
+            for path, parts in by_file(page_ranges(ranges, self._files)).items():
+                record.cold_page_bytes += self._files[path].residency(parts).cold_bytes
         record.device_bytes = -thread_device_bytes()
 
     def after(self, record: LoadRecord) -> None:
         record.device_bytes += thread_device_bytes()
         if self.after_load is not None:
             self.after_load()
-        if self._budget is not None:
+        if self._budget is not None and self.leaves_pages:
             self._budget.note(record.layer, None if record.expert == WHOLE else record.expert)
+
+
+def page_ranges(ranges: Sequence[ByteRange], files: Mapping[Path, FilePages]) -> tuple[ByteRange, ...]:
+    """Some ranges, file by file, rounded outward to pages, each page once; the device reads no less than that."""
+    spans = []
+    for path, parts in by_file(tuple(ranges)).items():
+        end = files[path].file_bytes
+        spans += [ByteRange(path, start, min(stop, end) - start) for start, stop in page_spans(parts)]
+    return tuple(spans)
 
 
 def by_file(ranges: tuple[ByteRange, ...]) -> dict[Path, list[Range]]:

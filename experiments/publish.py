@@ -33,19 +33,36 @@ def publish(out: Path, name: str, rows: pd.DataFrame, model: Path, about: Mappin
     Raises:
         Edge0Error: OUTPUT_UNWRITABLE.
     """
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(out / f"{name}.parquet")
+    write_document(out / f"{name}.json", model, about)
+
+
+def write_document(path: Path, model: Path, about: Mapping[str, Any]) -> None:
+    """Write a JSON file: time, machine and commit, and what else was found out `about` a model.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE.
+    """
     host = describe_host(model)
     common = {
         "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
         "machine": machine_id(),
         "commit": host.get("git_commit"),
     }
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(common | dict(about) | {"host": host}, indent=1, default=str) + "\n")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        rows.to_parquet(out / f"{name}.parquet")
-        (out / f"{name}.json").write_text(json.dumps(common | dict(about) | {"host": host}, indent=1, default=str))
+        yield
     except OSError as error:
         detail = f"cannot be written ({error.strerror or error})"
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=out) from error
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path) from error
 
 
 @contextmanager

@@ -4,372 +4,219 @@
 
 Every arm replays one token sequence, sampled once at the start. The first arm at its largest K runs twice in each round
 (an A/A pair), and the very first run is repeated at the end (drift). Writes raw rows only; what they mean is said by
-`analysis`, from the files. The folder appears under its name when it is complete.
+`analysis`, from the files. The folder appears under its name when it is complete; until then a session that was
+interrupted keeps its finished rounds, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import os
-import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from edge0.opening import Opening
-from edge0.options import EngineOptions
-from edge0.plan import MemoryPlan
-from edge0.telemetry.host import describe_host, machine_id
-from edge0.tiers import ModelConfig
-from experiments.arms import ARMS, find_arm
-from experiments.conditions import Condition
-from experiments.processes import run_python
-from experiments.run_arm import RunSpec
+from experiments.arms import ARMS
+from experiments.finished import reuse
+from experiments.gather import gather
+from experiments.options import Command, SessionOptions, parse
+from experiments.plan import Run, plan
+from experiments.preflight import Ready, bank_slots, preflight
+from experiments.processes import run_python, run_python_limited
+from experiments.resume import Work, identity, working
+from experiments.run_arm import RunSpec, failed, write_row
+from experiments.storage import lower_cache
+
+INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class SessionOptions:
-    """One experiment, as the command line gives it. `bank` is a share of all experts, 1.0 for all of them; `records`
-    is the directory of the repacked checkpoint, for the arms that read it."""
+class Session:
+    """One session while it is measured."""
 
-    model: str
-    tier: str
-    records: str | None = None
-    experiment: str = "tab3"
-    condition: str = "budget:0.5"
-    arms: tuple[str, ...] = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
-    ks: tuple[int, ...] = (2, 4, 8)
-    rounds: int = 3
-    timed_steps: int = 20
-    warmup_steps: int = 12
-    prompt_tokens: int = 8
-    bank: float = 0.25
-    lora: bool = True
-    adapter_k: int | None = None
-    launch_groups: int = 3
-    reader_threads: int = 2
-    probe_every: int = 8
-    seed: int = 0
+    def __init__(self, options: SessionOptions, ready: Ready, work: Work, console: Console):
+        self.options, self.ready, self.work, self.console = options, ready, work, console
+        self.runs = plan(options)
 
+    def measure(self) -> Path:
+        """Run what is not there yet, and publish all of it; returns the session's folder.
 
-@dataclass(frozen=True)
-class Run:
-    """One place in the session's order."""
+        Raises:
+            Edge0Error: SESSION_VOID when an arm process failed (its message is kept) or every run did. OSError passes.
+        """
+        about = self._about()
+        tokens = self._tokens()
+        rows = self._rows(tokens, about["lower_cache"])
+        try:
+            gather(self.options, self.ready, self.work, rows, about)
+        except Edge0Error:
+            self.work.remove()  # no run speaks: there is nothing to go on with
+            raise
+        return self.work.publish()
 
-    role: str  # "arm", "aa" or "drift"
-    arm: str
-    k: int
-    round: int
+    def _about(self) -> dict[str, Any]:
+        """What is found out once, and holds for the whole session."""
+        path = self.work.folder / "about.json"
+        if not path.exists():
+            state = lower_cache(self.options.model)
+            _write(path, {"lower_cache": state.verdict, "lower_cache_reason": state.reason})
+        return json.loads(path.read_text())
 
-
-def plan(options: SessionOptions) -> list[Run]:
-    """The order of all runs: in each round every K, and within a K every arm, side by side.
-
-    Both orders rotate; every other round runs backwards, so that no arm of a pair is always the later one. An A/A
-    repeat of the first arm at the largest K stands beside its twin, and the very first run comes once more at the end.
-    """
-    ks = sorted(options.ks, reverse=True)
-    runs = []
-    for number in range(options.rounds):
-        order = []
-        for k in _rotated(ks, number // 2):
-            for arm in _rotated(list(options.arms), number // 2):
-                order.append(Run("arm", arm, k, number))
-                if (arm, k) == (options.arms[0], ks[0]):
-                    order.append(Run("aa", arm, k, number))
-        runs += order if number % 2 == 0 else order[::-1]
-    return [*runs, Run("drift", runs[0].arm, runs[0].k, 0)]
-
-
-def _rotated(items: list, places: int) -> list:
-    shift = places % len(items)
-    return items[shift:] + items[:shift]
-
-
-def preflight(options: SessionOptions) -> tuple[ModelConfig, ExpertLayout]:
-    """Refuse in the first second what would fail after minutes.
-
-    Raises:
-        Edge0Error: for an unknown arm or condition, a K or adapter that the model cannot serve, a broken checkpoint,
-            a bank below the floor, records that are none or of another model.
-    """
-    Condition.parse(options.condition)
-    for arm in options.arms:
-        find_arm(arm)
-    for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens"):
-        if getattr(options, name) < 1:
-            raise Edge0Error(ErrorKind.OPTION_INVALID, f"option {name}", expected=">= 1", found=getattr(options, name))
-    if not 0 < options.bank <= 1:
-        raise Edge0Error(
-            ErrorKind.OPTION_INVALID,
-            "option bank",
-            expected="a share of all experts, above 0, up to 1",
-            found=options.bank,
-        )
-    if options.records is None and any(ARMS[arm].records for arm in options.arms):
-        raise Edge0Error(ErrorKind.OPTION_INVALID, "option records", expected="a repacked checkpoint", found=None)
-    if not options.ks or not options.arms:
-        raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
-    opening = _open(options, options.model)
-    if options.records is not None:
-        records = _open(options, options.records).layout
-        if records.stacked or records.total_bytes != opening.layout.total_bytes:
-            raise Edge0Error(
-                ErrorKind.OPTION_INVALID,
-                "option records: not this model's checkpoint, repacked",
-                path=options.records,
-                expected=f"records of {opening.layout.total_bytes} bytes of experts",
-                found=f"{'stacks' if records.stacked else 'records'} of {records.total_bytes}",
+    def _tokens(self) -> list[int]:
+        """The sequence that all arms replay, sampled by the model itself, natively routed, in a process of its own."""
+        options, path = self.options, self.work.folder / "tokens.json"
+        if not path.exists():
+            count = options.warmup_steps + options.timed_steps
+            partial = path.with_suffix(".partial")
+            numbers = [str(number) for number in (options.prompt_tokens, count, options.seed)]
+            run_python(
+                ["-m", "experiments.sample_tokens", options.model, *numbers, str(partial)],
+                "sampling the token sequence",
             )
-    return opening.config, opening.layout
+            partial.replace(path)
+        return json.loads(path.read_text())["tokens"]
+
+    def _rows(self, tokens: list[int], lower: str) -> list[dict[str, Any]]:
+        kept = self.work.keep_whole_rounds(self.runs)
+        if kept:
+            self.say(f"kept: {kept} of {len(self.runs)} runs, {self.work.rounds_kept(self.runs)} whole rounds")
+        rows = []
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console) as progress:
+            task = progress.add_task("starting", total=len(self.runs), completed=kept)
+            for order, run in enumerate(self.runs):
+                spec = self._spec(order, run, tokens, lower)
+                if order >= kept:
+                    progress.update(
+                        task, description=f"round {run.round + 1}/{self.options.rounds} {run.arm} K={run.k}"
+                    )
+                    self._run(spec)
+                row = json.loads((self.work.folder / f"{spec.run_id}.json").read_text())
+                rows.append(dataclasses.asdict(run) | {"order": order} | row)
+                if order >= kept:
+                    speed = "failed" if row["tok_s"] is None else f"{row['tok_s']:.2f} tok/s"
+                    self.say(f"{spec.run_id}: {speed}" + (f" void: {row['void_reason']}" if row["void"] else ""))
+                    progress.advance(task)
+        return rows
+
+    def _spec(self, order: int, run: Run, tokens: list[int], lower: str) -> RunSpec:
+        options = self.options
+        prompt, rest = tokens[: options.prompt_tokens], tokens[options.prompt_tokens :]
+        return RunSpec(
+            run_id=run.name(order),
+            arm=run.arm,
+            k=run.k,
+            model=options.records if ARMS[run.arm].records else options.model,
+            condition=options.condition,
+            prompt=prompt,
+            warmup_tokens=rest[: options.warmup_steps],
+            timed_tokens=rest[options.warmup_steps :],
+            bank_slots=bank_slots(options, self.ready.layout, run.arm),
+            lora=options.lora,
+            adapter_k=options.adapter_k,
+            launch_groups=options.launch_groups,
+            reader_threads=options.reader_threads,
+            probe_every=options.probe_every,
+            seed=options.seed,
+            budget_by=self.ready.budget_by,
+            memory_limit_bytes=options.memory_limit_bytes,
+            trace=options.trace,
+            lower_cache=lower,
+        )
+
+    def _run(self, spec: RunSpec) -> None:
+        """Run one arm in its process; one that its memory limit kills is void like one that fails by itself."""
+        folder = self.work.folder
+        path = folder / f"{spec.run_id}.spec.json"
+        path.write_text(json.dumps(dataclasses.asdict(spec)))
+        arguments = ["-m", "experiments.run_arm", str(path), str(folder)]
+        what = f"arm {spec.arm} at K={spec.k}"
+        if spec.budget_by != "cgroup" and spec.memory_limit_bytes is None:
+            run_python(arguments, what)
+            return
+        try:
+            run_python_limited(arguments, what, spec.memory_limit_bytes)
+        except Edge0Error as error:
+            if error.kind is not ErrorKind.MEMORY_TOO_SMALL:
+                raise
+            write_row(failed(spec, error), folder)
+
+    def say(self, line: str) -> None:
+        say(self.console, line)
+
+    def say_what_is_kept(self) -> None:
+        """After an interruption: how to go on. Where no round was finished, nothing is kept."""
+        rounds = self.work.rounds_kept(self.runs) if self.work.folder.exists() else 0
+        if rounds:
+            kept = f"{rounds} of {self.options.rounds} rounds are kept in {self.work.folder}"
+            self.say(f"{kept}: the same command goes on from there, --fresh begins anew")
+        else:
+            self.work.remove()
 
 
-def _open(options: SessionOptions, directory: str) -> Opening:
-    """Open a checkpoint as the session's arms will, with every K; returns the last opening."""
-    engine = EngineOptions(
-        lora=options.lora,
-        adapter_k=options.adapter_k,
-        launch_groups=options.launch_groups,
-        reader_threads=options.reader_threads,
-    )
-    for k in options.ks:
-        opening = Opening.of(directory, dataclasses.replace(engine, k=k))
-        # Once for the size of a slot, which the bank's bytes follow from, and once with that bank.
-        slot = MemoryPlan.of(opening).slot_bytes
-        bank = dataclasses.replace(opening.options, bank_bytes=bank_slots(options, opening.layout) * slot)
-        MemoryPlan.of(dataclasses.replace(opening, options=bank))
-    return opening
-
-
-def bank_slots(options: SessionOptions, layout: ExpertLayout) -> int:
-    """The bank's share of all experts, in experts."""
-    return max(1, round(options.bank * len(layout.records())))
-
-
-def run_session(options: SessionOptions, root: Path, console: Console) -> Path:
+def run_session(options: SessionOptions, root: Path, console: Console, fresh: bool = False) -> Path:
     """Run everything and write the session folder under `root`; returns it. `root`/latest.json names it then.
 
     Raises:
-        Edge0Error: from `preflight`; OUTPUT_UNWRITABLE; SESSION_VOID when an arm process failed (its message is kept).
+        Edge0Error: from `preflight`; OUTPUT_UNWRITABLE; SESSION_VOID. Finished rounds are kept then.
     """
-    config, layout = preflight(options)
-    sweep_partials(root)
-    session = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    partial = root / f".{session}.partial-{os.getpid()}"
-    try:
-        partial.mkdir(parents=True)
-        if (root / "latest.json").is_dir():
-            raise IsADirectoryError(21, "latest.json is a directory")
-    except OSError as error:
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error.strerror})", path=root) from error
-    try:
-        tokens = sample_tokens(options, partial)
-        rows = _run_all(options, layout, tokens, partial, console)
-        _collect(options, config, layout, session, rows, tokens, partial)
-        partial.rename(root / session)
-        pointer = root / ".latest.partial"
-        pointer.write_text(json.dumps({"session": session}) + "\n")
-        pointer.replace(root / "latest.json")
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return root / session
+    ready = preflight(options)
+    with working(root, identity(options), fresh, lambda line: say(console, line)) as work:
+        session = Session(options, ready, work, console)
+        try:
+            return session.measure()
+        except BaseException as error:
+            session.say_what_is_kept()
+            if isinstance(error, OSError):
+                detail = f"cannot be written ({error.strerror or error})"
+                raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=error.filename or root) from error
+            raise
 
 
-def sample_tokens(options: SessionOptions, folder: Path) -> list[int]:
-    """The sequence that all arms replay, sampled by the model itself, natively routed, in a process of its own."""
-    count = options.warmup_steps + options.timed_steps
-    target = folder / "tokens.json"
-    run_python(
-        ["-m", "experiments.sample_tokens", options.model, str(options.prompt_tokens), str(count), str(options.seed)]
-        + [str(target)],
-        "sampling the token sequence",
-    )
-    return json.loads(target.read_text())["tokens"]
-
-
-def _run_all(
-    options: SessionOptions, layout: ExpertLayout, tokens: list[int], folder: Path, console: Console
-) -> list[dict[str, Any]]:
-    prompt, rest = tokens[: options.prompt_tokens], tokens[options.prompt_tokens :]
-    runs = plan(options)
-    rows = []
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("starting", total=len(runs))
-        for order, run in enumerate(runs):
-            progress.update(task, description=f"round {run.round + 1}/{options.rounds} {run.arm} K={run.k}")
-            spec = RunSpec(
-                run_id=f"{order:03}-{run.role}-{run.arm}-k{run.k}-r{run.round}",
-                arm=run.arm,
-                k=run.k,
-                model=options.records if ARMS[run.arm].records else options.model,
-                condition=options.condition,
-                prompt=prompt,
-                warmup_tokens=rest[: options.warmup_steps],
-                timed_tokens=rest[options.warmup_steps :],
-                bank_slots=bank_slots(options, layout),
-                lora=options.lora,
-                adapter_k=options.adapter_k,
-                launch_groups=options.launch_groups,
-                reader_threads=options.reader_threads,
-                probe_every=options.probe_every,
-                seed=options.seed,
-            )
-            path = folder / f"{spec.run_id}.spec.json"
-            path.write_text(json.dumps(dataclasses.asdict(spec)))
-            run_python(["-m", "experiments.run_arm", str(path), str(folder)], f"arm {run.arm} at K={run.k}")
-            row = json.loads((folder / f"{spec.run_id}.json").read_text())
-            rows.append(dataclasses.asdict(run) | {"order": order} | row)
-            speed = "failed" if row["tok_s"] is None else f"{row['tok_s']:.2f} tok/s"
-            note = f" void: {row['void_reason']}" if row["void"] else ""
-            progress.console.print(f"{spec.run_id}: {speed}{note}", highlight=False, soft_wrap=True)
-            progress.advance(task)
-    return rows
-
-
-def _collect(
-    options: SessionOptions,
-    config: ModelConfig,
-    layout: ExpertLayout,
-    session: str,
-    rows: list[dict[str, Any]],
-    tokens: list[int],
-    folder: Path,
-) -> None:
-    """Join the runs' files into one table each, and say what the session was."""
-    void_where_outputs_differ(rows, resident_alike=not options.lora)
-    frame = pd.DataFrame(rows).assign(session=session, tier=options.tier)
-    frame.to_parquet(folder / "runs.parquet")
-    for kind in ("steps", "loads"):
-        parts = sorted(folder.glob(f"*.{kind}.parquet"))  # a run that failed has none
-        if not parts:
-            raise Edge0Error(ErrorKind.SESSION_VOID, "every run failed", found=rows[0]["void_reason"])
-        pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True).to_parquet(folder / f"{kind}.parquet")
-        for part in parts:
-            part.unlink()
-    for row in rows:
-        (folder / f"{row['run_id']}.json").unlink()
-        (folder / f"{row['run_id']}.spec.json").unlink()
-    condition = Condition.parse(options.condition)
-    host = describe_host(Path(options.model))
-    summary = dataclasses.asdict(options) | {
-        "session": session,
-        "machine": machine_id(),
-        "family": config.family.name,
-        "created": session,
-        "commit": host.get("git_commit"),
-        "condition": str(condition),
-        "k_values": list(options.ks),
-        "budget_bytes": condition.budget_bytes(layout.total_bytes),
-        "expert_bytes": layout.total_bytes,
-        "bank_bytes": max(row["bank_bytes"] for row in rows),
-        "dropped": sum(row["dropped"] for row in rows),
-        "text": text_health(tokens),
-        "host": host,
-        "meanings": {arm: ARMS[arm].meaning for arm in options.arms},
-    }
-    (folder / "session.json").write_text(json.dumps(summary, indent=1, default=str))
-
-
-def void_where_outputs_differ(rows: list[dict[str, Any]], resident_alike: bool = False) -> None:
-    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void.
-
-    `resident_alike`: without adapters stock mlx-lm, too, must choose what `ondemand` chooses at the model's own K.
-    """
-    first: dict[tuple[str, int], str] = {}
-    for row in rows:
-        if row["output_hash"] is None:  # it failed before it chose anything
-            continue
-        arm = ARMS[row["arm"]].route
-        route = ("ondemand" if arm == "resident" and resident_alike else arm, row["k"])
-        expected = first.setdefault(route, row["output_hash"])
-        if row["output_hash"] != expected:
-            why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"
-            row["void"], row["void_reason"] = True, "; ".join(filter(None, [row["void_reason"], why]))
-
-
-def text_health(tokens: list[int]) -> dict[str, Any]:
-    """Whether the replayed text is alive: distinct share, and the longest stretch that one short period explains."""
-    longest, period_of = 0, 0
-    for period in range(1, min(33, len(tokens))):
-        run = 0
-        for a, b in zip(tokens, tokens[period:], strict=False):
-            run = run + 1 if a == b else 0
-            if run + period > longest and run >= period:
-                longest, period_of = run + period, period
-    return {
-        "tokens": len(tokens),
-        "distinct_share": len(set(tokens)) / len(tokens),
-        "longest_repeat_tokens": longest,
-        "repeat_period": period_of,
-        "stop_reason": "length",
-    }
-
-
-def options_from(arguments: list[str]) -> tuple[SessionOptions, Path, Path | None]:
-    parser = argparse.ArgumentParser(prog="python -m experiments.session", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model", required=True, help="directory of a checkpoint")
-    parser.add_argument("--tier", required=True, help="name under which results are kept")
-    parser.add_argument("--root", required=True, type=Path, help="folder that keeps the sessions")
-    parser.add_argument("--log", type=Path, help="file that gets the same lines")
-    for field in dataclasses.fields(SessionOptions):
-        if field.name in ("model", "tier"):
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default)
-        elif isinstance(field.default, tuple):
-            parser.add_argument(flag, nargs="+", type=type(field.default[0]), default=field.default)
-        else:
-            kind = str if field.name == "records" else int if field.default is None else type(field.default)
-            parser.add_argument(flag, type=kind, default=field.default, help=f"default {field.default}")
-    given = vars(parser.parse_args(arguments))
-    root, log = given.pop("root"), given.pop("log")
-    return SessionOptions(**{key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}), root, log
-
-
-def sweep_partials(root: Path) -> None:
-    """Remove what sessions left behind that were killed: folders named after a process that is gone."""
-    for folder in root.glob(".*.partial-*"):
-        if not psutil.pid_exists(int(folder.name.rpartition("-")[2])):
-            shutil.rmtree(folder, ignore_errors=True)
+def say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> int:
-    options, root, log = options_from(sys.argv[1:])
-    console = Console(stderr=True, record=log is not None)
-    started = time.monotonic()
-    code = 0
+    console = Console(stderr=True, record=True)
+    code, log = 0, None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the running arm ends with its session
     try:
-        if log is not None:
-            _writable(log)
-        folder = run_session(options, root, console)
+        command = parse(sys.argv[1:])
+        if command.log is not None:
+            _writable(command.log)
+            log = command.log
+        _obey(command, console)
     except Edge0Error as error:
-        console.print(f"edge0: {error}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"edge0: {error}")
         code = EXIT_CODE
     except KeyboardInterrupt:
-        console.print("edge0: interrupted; nothing of this session was kept", highlight=False)
-        code = 130
-    else:
-        took = time.monotonic() - started
-        console.print(f"session of {took:.0f} s in {folder}", highlight=False, soft_wrap=True)
-    if log is not None and code != EXIT_CODE:
+        say(console, "edge0: interrupted")
+        code = INTERRUPTED
+    if log is not None:
         log.write_text(console.export_text())
     return code
+
+
+def _obey(command: Command, console: Console) -> None:
+    if command.reuse:
+        folder, differs = reuse(command.options, command.root)
+        say(console, f"reused session {folder}: nothing was measured" + (f" (it has {differs})" if differs else ""))
+        return
+    started = time.monotonic()
+    folder = run_session(command.options, command.root, console, command.fresh)
+    say(console, f"session of {time.monotonic() - started:.0f} s in {folder}")
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document))
+    partial.replace(path)
 
 
 def _writable(path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+
 import pytest
 import yaml
 
 from edge0.errors import Edge0Error, ErrorKind
 from experiments.config import CONFIG, Workflow
-from experiments.session import options_from
+from experiments.options import SessionOptions, parse
 
 SHIPPED = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
 
@@ -15,11 +18,29 @@ SHIPPED = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
 def test_shipped_configuration_is_valid_and_fits_the_session():
     workflow = Workflow.of(SHIPPED)
     assert (workflow.name, workflow.model, workflow.synthesised) == ("mini-35b", "models/mini-35b", True)
-    options, root, log = options_from(
-        ["--model", "m", "--tier", "t", "--root", "r", *workflow.session_arguments().split()]
-    )
+    command = parse(["--model", "m", "--tier", "t", "--root", "r", *shlex.split(workflow.session_arguments())])
+    options = command.options
     assert (options.ks, options.rounds, options.condition) == ((2, 4, 8), 3, "budget:0.5")
-    assert (str(root), log) == ("r", None)
+    assert (options.budget_by, options.trace, options.memory_limit_bytes) == ("eviction", None, None)
+    assert (str(command.root), command.log, command.fresh, command.reuse) == ("r", None, False, False)
+
+
+def test_without_measuring_a_session_is_reused_and_any_place_may_have_spaces():
+    arguments = Workflow.of(SHIPPED | {"remeasure": "false", "trace": "my routes"}).session_arguments(experiment="x y")
+    command = parse(["--model", "m", "--tier", "t", "--root", "r", *shlex.split(arguments)])
+    assert command.reuse and (command.options.trace, command.options.experiment) == ("my routes", "x y")
+    with pytest.raises(Edge0Error) as caught:
+        parse(["--model", "m", "--tier", "t", "--root", "r", "--reuse", "--fresh"])
+    assert caught.value.kind is ErrorKind.OPTION_INVALID
+
+
+def test_every_option_of_a_session_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    told = capsys.readouterr().out
+    for field in dataclasses.fields(SessionOptions):
+        assert f"--{field.name.replace('_', '-')}" in told
+        assert field.name in ("model", "tier") or field.metadata["help"]
 
 
 def test_command_line_forms_of_ks_are_understood():
@@ -42,6 +63,9 @@ def test_command_line_forms_of_ks_are_understood():
         ({"ks": [3]}, ErrorKind.ADAPTER_MISSING),
         ({"prefill_tokens": [1]}, ErrorKind.OPTION_INVALID),
         ({"bank": 1.5}, ErrorKind.OPTION_INVALID),
+        ({"budget_by": "hand"}, ErrorKind.OPTION_INVALID),
+        ({"trace": 5}, ErrorKind.OPTION_INVALID),
+        ({"noise_rounds": 1}, ErrorKind.OPTION_INVALID),
         ({"model": "no/such/place"}, ErrorKind.FILE_MISSING),
     ],
 )

@@ -29,6 +29,25 @@ def test_every_way_is_as_often_before_as_after_another():
                         assert sum(places[r, one] < places[r, other] for r in range(4)) == 2
 
 
+def test_one_way_alone_is_not_repeated_as_its_own_twin():
+    order = plan(2, [9], ["cold", "warm"], ["auto"])
+    assert [entry[:3] for entry in order] == [
+        ("arm", 0, "cold"),
+        ("arm", 0, "warm"),
+        ("arm", 1, "warm"),
+        ("arm", 1, "cold"),
+    ]
+
+
+def test_the_rows_say_which_tier_and_family_they_are_of(checkpoints, tmp_path):
+    command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-8b"]), str(tmp_path)]
+    command += ["--lengths", "5", "--rounds", "1", "--k", "2", "--ways", "auto", "--conditions", "warm"]
+    subprocess.run(command, capture_output=True, check=True)
+    about = json.loads((tmp_path / "prefill.json").read_text())
+    assert (about["tier"], about["family"], about["k"]) == ("unit-8b", "8b", 2)
+    assert len(pd.read_parquet(tmp_path / "prefill.parquet")) == 1
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("condition", ["cold", "warm"])
 def test_a_sample_says_what_was_read(checkpoints, way, condition):

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, ROUTE, SAMPLE, LoadRecord, Recorder
+from experiments.arms import ARMS
 from experiments.conditions import Condition
-from experiments.run_arm import _agree, busy_ms, void_reasons
+from experiments.decoders import way_of
+from experiments.rows import StepTime, busy_ms, load_rows, step_rows
+from experiments.steady import agree
+from experiments.void import void_reasons
 
 GIB = 1 << 30
 
@@ -22,7 +27,7 @@ def test_busy_time_is_the_union_of_the_reads(spans):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "agree"),
+    ("before", "after", "alike"),
     [
         (([70, 80, 75, 66], [0.5] * 4), ([78, 69, 74, 80], [0.5] * 4), True),  # within their scatter
         (([70] * 4, [0.5] * 4), ([72] * 4, [0.54] * 4), True),  # no scatter, a trifle apart
@@ -31,8 +36,8 @@ def test_busy_time_is_the_union_of_the_reads(spans):
         (([0] * 4, [0.0] * 4), ([0] * 4, [0.0] * 4), True),  # nothing is read any more
     ],
 )
-def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, agree):
-    assert _agree(tuple(map(np.array, before)), tuple(map(np.array, after))) is agree
+def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, alike):
+    assert agree(tuple(map(np.array, before)), tuple(map(np.array, after))) is alike
 
 
 def row(**changes):
@@ -84,3 +89,44 @@ def test_a_run_without_probes_is_judged_by_what_stayed_cached():
     unseen = loads(0).assign(cold_bytes=-1)
     assert list(void_reasons(row(cached_after_bytes=0), unseen, Condition.parse("cold"), False)) == []
     assert list(void_reasons(row(), unseen, Condition.parse("cold"), False)) != []
+
+
+def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
+    """A step of 10 ms: 4 on loads, of which 1 ms was observing on the engine thread, and 3.5 ms in the other parts."""
+    recorder = Recorder(rows=True, step=7)
+    ms = 1_000_000
+    for step, reason, layer, took in (
+        (6, LOADS, 1, 100),  # of a step before the timed ones
+        (7, LOADS, 1, 3),
+        (7, LOADS, 2, 1),
+        (7, ROUTE, 1, 2),
+        (7, LAUNCH, 1, 0.5),
+        (7, EVALUATE, 2, 0.75),
+        (7, SAMPLE, -1, 0.25),
+    ):
+        recorder.waits.append((step, reason, layer, int(took * ms)))
+    recorder.observing.append((7, 1, ms))
+    recorder.loads.append(LoadRecord(7, 1, 0, "demand", 1000, 9, 0, 10, 20, cold_bytes=400))
+    recorder.loads.append(LoadRecord(7, 2, 5, "prefetch", 1000, 9, 0, 15, 40))  # nobody looked
+    loads = load_rows(recorder, "x", predicted=(2,))
+    loads["step"] -= 7
+    (step,) = step_rows(recorder, loads, 7, [StepTime(10 * ms, 15 * ms)], (2,)).to_dict("records")
+    assert (step["step_ms"], step["wait_ms"], step["cpu_ms"]) == (9, 3, 15)
+    assert (step["wait_predicted_ms"], step["wait_gate_ms"]) == (1, 2)
+    assert (step["route_ms"], step["launch_ms"], step["evaluate_ms"], step["sample_ms"]) == (2, 0.5, 0.75, 0.25)
+    assert step["compute_ms"] == 3.25 and step["build_ms"] == pytest.approx(9 - 3 - 3.5)
+    assert (step["loads"], step["loads_predicted"], step["asked_bytes"]) == (2, 1, 2000)
+    assert (step["probed_bytes"], step["cold_bytes"]) == (1000, 400)
+    assert (step["load_busy_ms"], step["load_busy_predicted_ms"]) == (30e-6, 25e-6)
+
+
+@pytest.mark.parametrize(
+    ("arm", "way"),
+    [
+        ("ondemand", ("willneed", "readers", "bank", 3)),
+        ("prerouter-mmap", ("mmap", "engine", "stack", 1)),
+        ("resident", ("none", "none", "none", 1)),
+    ],
+)
+def test_a_run_says_how_it_reads_fills_assembles_and_launches(arm, way):
+    assert tuple(way_of(ARMS[arm], {"launch_groups": 3}).values()) == way

@@ -1,0 +1,65 @@
+"""The finished sessions under one root, and latest.json, which names the one that tables are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from edge0.errors import Edge0Error, ErrorKind
+from experiments.conditions import Condition
+from experiments.options import SessionOptions
+
+POINTER = "latest.json"
+PLACES = ("model", "records", "trace")  # options that say where something lies, which may have moved since
+
+
+def point(root: Path, session: str) -> None:
+    """Make `session` the one that latest.json names. OSError passes."""
+    pointer = root / ".latest.partial"
+    pointer.write_text(json.dumps({"session": session}) + "\n")
+    pointer.replace(root / POINTER)
+
+
+def reuse(options: SessionOptions, root: Path) -> tuple[Path, str]:
+    """Point at the newest finished session of this experiment and tier; returns it, and what to know of it.
+
+    Raises:
+        Edge0Error: FILE_MISSING when there is none, OUTPUT_UNWRITABLE.
+    """
+    alike = [
+        (path.parent, about)
+        for path in sorted(root.glob("[!.]*/session.json"))
+        if (about := _read(path)) is not None
+        and (about.get("experiment"), about.get("tier")) == (options.experiment, options.tier)
+    ]
+    if not alike:
+        raise Edge0Error(
+            ErrorKind.FILE_MISSING,
+            f"no finished session of {options.experiment} on {options.tier}",
+            path=root,
+            hint="measure one: leave out remeasure=false (or --reuse)",
+        )
+    folder, about = alike[-1]  # folders are named by time
+    try:
+        point(root, folder.name)
+    except OSError as error:
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error.strerror})", path=root) from error
+    return folder, _differences(options, about)
+
+
+def _differences(options: SessionOptions, about: dict[str, Any]) -> str:
+    """Options in which a finished session differs from what is asked for now, in words; "" where in none."""
+    asked = dataclasses.asdict(options) | {"condition": str(Condition.parse(options.condition))}
+    asked = json.loads(json.dumps(asked))
+    keys = [key for key in asked if key in about and key not in PLACES]
+    return ", ".join(f"{key} {about[key]} and not {asked[key]}" for key in keys if about[key] != asked[key])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None

@@ -1,0 +1,158 @@
+"""What a session checks in its first second, so that nothing fails after minutes that could be refused now."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from edge0.checkpoint.layout import ExpertLayout
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.opening import Opening
+from edge0.options import EngineOptions
+from edge0.plan import MemoryPlan
+from edge0.prerouter.schedule import Schedule
+from edge0.tiers import ModelConfig
+from edge0.trace import RouteTrace
+from experiments.arms import ARMS, find_arm
+from experiments.cgroups import limited_command
+from experiments.conditions import Condition, budget_methods
+from experiments.limits import MIN_BUDGET_BYTES
+from experiments.options import BUDGET_WAYS, SessionOptions
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A session that may start. `budget_by`: the way that keeps the budget of its runs, never "auto"."""
+
+    config: ModelConfig
+    layout: ExpertLayout
+    budget_by: str
+
+
+def preflight(options: SessionOptions) -> Ready:
+    """
+    Raises:
+        Edge0Error: for an unknown arm or condition, a K or adapter that the model cannot serve, a broken checkpoint,
+            a bank below the floor, records that are none or of another model, routes of another model or K, a budget
+            or memory limit that cannot be kept here.
+    """
+    condition = Condition.parse(options.condition)
+    for arm in options.arms:
+        find_arm(arm)
+    if not options.ks or not options.arms:
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
+    for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens"):
+        _require(name, getattr(options, name) >= 1, ">= 1", getattr(options, name))
+    _require("bank", 0 < options.bank <= 1, "a share of all experts, above 0, up to 1", options.bank)
+    _require("budget_by", options.budget_by in BUDGET_WAYS, " or ".join(BUDGET_WAYS), options.budget_by)
+    records = any(ARMS[arm].records for arm in options.arms)
+    _require("records", options.records is not None or not records, "a repacked checkpoint", None)
+    opening = _open(options, options.model)
+    if options.records is not None:
+        repacked = _open(options, options.records).layout
+        if repacked.stacked or repacked.total_bytes != opening.layout.total_bytes:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                "option records: not this model's checkpoint, repacked",
+                path=options.records,
+                expected=f"records of {opening.layout.total_bytes} bytes of experts",
+                found=f"{'stacks' if repacked.stacked else 'records'} of {repacked.total_bytes}",
+            )
+    if options.trace is not None:
+        _check_trace(options, options.trace, opening.config)
+    budget_by = _budget_by(options, condition, opening.layout)
+    if options.memory_limit_bytes is not None:
+        _check_limit(options.memory_limit_bytes, budget_by)
+    return Ready(opening.config, opening.layout, budget_by)
+
+
+def _require(name: str, holds: bool, expected: str, found: object) -> None:
+    if not holds:
+        raise Edge0Error(ErrorKind.OPTION_INVALID, f"option {name}", expected=expected, found=found)
+
+
+def _open(options: SessionOptions, directory: str) -> Opening:
+    """Open a checkpoint as the session's arms will, with every K and every bank; returns the last opening."""
+    engine = EngineOptions(
+        lora=options.lora,
+        adapter_k=options.adapter_k,
+        launch_groups=options.launch_groups,
+        reader_threads=options.reader_threads,
+    )
+    for k in options.ks:
+        opening = Opening.of(directory, dataclasses.replace(engine, k=k))
+        for arm in options.arms:  # some arms say themselves in how many groups they launch
+            groups = ARMS[arm].options.get("launch_groups", options.launch_groups)
+            Schedule.of(opening.config, opening.heads.owners, groups, opening.heads.header.path)
+        # Once for the size of a slot, which the banks' bytes follow from, and once with each bank.
+        slot = MemoryPlan.of(opening).slot_bytes
+        for slots in {bank_slots(options, opening.layout, arm) for arm in options.arms}:
+            bank = dataclasses.replace(opening.options, bank_bytes=slots * slot)
+            MemoryPlan.of(dataclasses.replace(opening, options=bank))
+    return opening
+
+
+def bank_slots(options: SessionOptions, layout: ExpertLayout, arm: str) -> int:
+    """An arm's share of all experts, in experts: its own where it has one, else the session's."""
+    own = ARMS[arm].bank
+    return max(1, round((options.bank if own is None else own) * len(layout.records())))
+
+
+def _check_trace(options: SessionOptions, trace: str, config: ModelConfig) -> None:
+    """Every arm at every K must be able to replay the whole request."""
+    routes = RouteTrace.load(trace)
+    for k in options.ks:
+        try:
+            routes.check(config, k)
+        except Edge0Error as error:
+            sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
+            raise Edge0Error(error.kind, error.detail, path=trace, tensor=error.tensor, **sides) from error
+    native = [arm for arm in options.arms if ARMS[arm].resident]
+    if native:
+        raise Edge0Error(
+            ErrorKind.OPTION_INVALID,
+            "option trace: stock mlx-lm routes by itself",
+            expected="arms of the engine",
+            found=", ".join(native),
+        )
+    steps = options.warmup_steps + options.timed_steps
+    if routes.tokens < steps:
+        raise Edge0Error(
+            ErrorKind.TRACE_INVALID,
+            "the trace is shorter than a run",
+            path=trace,
+            expected=f"{steps} tokens (warmup_steps + timed_steps)",
+            found=routes.tokens,
+            hint="make a longer trace, or decode fewer steps",
+        )
+
+
+def _budget_by(options: SessionOptions, condition: Condition, layout: ExpertLayout) -> str:
+    """The way that keeps the budget; where it was left open, or needs rights, what the self-test says decides."""
+    if condition.name != "budget" or options.budget_by == "eviction":
+        return "eviction"
+    asked = ("eviction", "cgroup") if options.budget_by == "auto" else (options.budget_by,)
+    budget_bytes = condition.budget_bytes(layout.total_bytes)
+    if options.budget_by == "cgroup":
+        _require("condition", budget_bytes >= MIN_BUDGET_BYTES, f">= {MIN_BUDGET_BYTES} bytes by cgroup", budget_bytes)
+    reports = budget_methods(layout.paths[0])
+    for way in asked:
+        if any(report.works for report in reports if report.name.startswith(way)):
+            return way
+    raise Edge0Error(
+        ErrorKind.PROBE_UNAVAILABLE,
+        "the page-cache budget cannot be kept on this machine",
+        tensor="budget_by",
+        expected=" or ".join(asked),
+        found="; ".join(f"{report.name}: {report.reason}" for report in reports if report.name.startswith(asked)),
+    )
+
+
+def _check_limit(limit_bytes: int, budget_by: str) -> None:
+    _require("memory_limit_bytes", limit_bytes >= 1 << 20, "at least 1 MiB", limit_bytes)
+    if budget_by == "cgroup":
+        raise Edge0Error(
+            ErrorKind.OPTION_INVALID, "option memory_limit_bytes: a budget by cgroup sets the group's limit itself"
+        )
+    with limited_command(limit_bytes):  # refused here where no group can be made
+        pass

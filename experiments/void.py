@@ -1,0 +1,57 @@
+"""Why a run may not speak: reasons that it finds in itself, and one that only shows beside the session's other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from experiments.arms import ARMS
+from experiments.conditions import Condition
+
+FOREIGN_SHARE, FOREIGN_BYTES = 0.25, 64 << 20  # reads of others that make a run void
+
+
+def void_reasons(row: dict[str, Any], timed: pd.DataFrame, condition: Condition, swapped: bool) -> Iterator[str]:
+    """Of one run: something was dropped, the machine swapped, or the condition did not hold. `timed`: its loads."""
+    if row["dropped"]:
+        yield f"{row['dropped']} routed experts were dropped"
+    if swapped:
+        yield "the machine swapped"
+    if not row["steady"]:
+        yield f"no steady state after {row['warmup_steps']} warm-up steps"
+    probed = timed[timed.cold_bytes >= 0]
+    asked, cold = int(probed.asked_bytes.sum()), int(probed.cold_bytes.sum())
+    step_bytes = int(timed.asked_bytes.sum()) // max(1, row["timed_steps"])
+    after, whole = row["cached_after_bytes"], row["checkpoint_bytes"]
+    # A page fault also reads the neighbourhood, so that some of a step's later reads find their bytes there.
+    floor = 0.9 if row["fault_window"] == "none" else 0.75
+    if condition.name == "cold" and (cold < floor * asked or after > max(16 << 20, whole // 20) + step_bytes):
+        yield f"cold asked for, but {cold} of {asked} probed bytes were, and {after} bytes stayed cached"
+    if condition.name == "warm" and (cold > 0.02 * asked or after < 0.97 * whole):
+        yield f"warm asked for, but {cold} of {asked} probed bytes were cold, and {after} of {whole} stayed cached"
+    if condition.name == "budget":
+        ceiling = row["budget_bytes"] + max(16 << 20, row["budget_bytes"] // 10) + step_bytes
+        if row["cached_after_bytes"] > ceiling:
+            yield f"{row['cached_after_bytes']} bytes of the checkpoint were cached, above {ceiling}"
+    own = int(timed.device_bytes.clip(lower=0).sum())
+    if row["foreign_device_bytes"] > max(FOREIGN_BYTES, FOREIGN_SHARE * own):
+        yield f"other processes read {row['foreign_device_bytes']} bytes from the device"
+
+
+def void_where_outputs_differ(rows: list[dict[str, Any]], resident_alike: bool = False) -> None:
+    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void.
+
+    `resident_alike`: without adapters stock mlx-lm, too, must choose what `ondemand` chooses at the model's own K.
+    """
+    first: dict[tuple[str, int], str] = {}
+    for row in rows:
+        if row["output_hash"] is None:  # it failed before it chose anything
+            continue
+        arm = ARMS[row["arm"]].route
+        route = ("ondemand" if arm == "resident" and resident_alike else arm, row["k"])
+        expected = first.setdefault(route, row["output_hash"])
+        if row["output_hash"] != expected:
+            why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"
+            row["void"], row["void_reason"] = True, "; ".join(filter(None, [row["void_reason"], why]))

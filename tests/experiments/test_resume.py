@@ -1,0 +1,235 @@
+"""A session that was interrupted goes on where it was, with nothing else, and leaves no arm behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import psutil
+import pytest
+
+from edge0.errors import EXIT_CODE, ErrorKind
+from experiments import resume
+from experiments.finished import point, reuse
+from experiments.options import SessionOptions
+from experiments.resume import SUFFIX, identity, sweep, working
+
+PATIENCE_S = 120
+
+
+class Said(list):
+    def __call__(self, line):
+        self.append(line)
+
+
+@pytest.fixture
+def say():
+    return Said()
+
+
+def begun(root, found, say, fresh=False):
+    """A session that began, and whose process is gone."""
+    with working(root, found, fresh, say) as work:
+        (work.folder / "000.json").write_text("{}")
+        return work
+
+
+def test_an_interrupted_session_of_the_same_identity_is_taken_up_and_keeps_its_stamp(tmp_path, say):
+    first = begun(tmp_path, {"a": 1}, say)
+    assert say == []
+    with working(tmp_path, {"a": 1}, False, say) as work:
+        assert work.session == first.session and (work.folder / "000.json").exists()
+        assert len(work.resumed) == 1
+    with working(tmp_path, {"a": 1}, False, say) as work:
+        assert len(work.resumed) == 2 and work.session == first.session
+    assert len(say) == 2 and first.session in say[0]
+
+
+@pytest.mark.parametrize(("found", "fresh"), [({"a": 2}, False), ({}, False), ({"a": 1}, True)])
+def test_another_identity_or_fresh_begins_anew_and_leaves_the_other_alone(tmp_path, say, found, fresh):
+    first = begun(tmp_path, {"a": 1}, say)
+    with working(tmp_path, found, fresh, say) as work:
+        assert work.session != first.session and work.resumed == []
+    assert first.folder.exists() and say == []
+
+
+def test_a_session_that_is_being_written_is_never_taken_over(tmp_path, say):
+    with working(tmp_path, {"a": 1}, False, say) as living:
+        with working(tmp_path, {"a": 1}, False, say) as other:
+            assert other.session != living.session
+        os.utime(living.folder, (0, 0))
+        for path in living.folder.iterdir():
+            os.utime(path, (0, 0))
+        sweep(tmp_path, say)
+        assert living.folder.exists() and say == []
+
+
+def test_a_folder_that_nobody_touched_for_a_week_is_swept_and_said(tmp_path, say):
+    old, new = begun(tmp_path, {"a": 1}, say), begun(tmp_path, {"a": 2}, say)
+    for path in (*old.folder.iterdir(), old.folder):
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    sweep(tmp_path, say)
+    assert not old.folder.exists() and new.folder.exists()
+    assert len(say) == 1 and old.session in say[0]
+
+
+def test_what_a_finished_session_left_over_is_no_session_to_go_on_with(tmp_path, say):
+    first = begun(tmp_path, {"a": 1}, say)
+    (tmp_path / first.session).mkdir()  # it was published, and killed before it had tidied up
+    with working(tmp_path, {"a": 1}, False, say) as work:
+        assert work.session != first.session and not first.folder.exists()
+    assert say == []
+
+
+def test_a_root_that_cannot_be_written(tmp_path, say, refused):
+    (tmp_path / "file").touch()
+    (tmp_path / "latest.json").mkdir()
+    for root in (tmp_path / "file", tmp_path):
+        refused(ErrorKind.OUTPUT_UNWRITABLE, lambda root=root: working(root, {}, False, say).__enter__(), root)
+
+
+def test_identity_knows_options_files_code_machine_and_boot(copy_of, monkeypatch):
+    model = copy_of("unit-35b")
+    options = SessionOptions(str(model), "unit-35b", ks=(4,))
+    found = identity(options)
+    assert found == identity(options) and json.loads(json.dumps(found)) == found
+    assert identity(dataclasses.replace(options, rounds=9)) != found
+    for name, value in (("_code", "other"), ("_boot", "other"), ("machine_id", "other")):
+        with monkeypatch.context() as patch:
+            patch.setattr(resume, name, lambda value=value: value)
+            assert identity(options) != found
+    os.utime(next(model.glob("*.safetensors")), (1, 1))
+    assert identity(options) != found
+    trace = model / "config.json"
+    assert str(trace) in str(identity(dataclasses.replace(options, trace=str(trace)))["checkpoint"])
+
+
+def finished(root, stamp, **about):
+    folder = root / stamp
+    folder.mkdir()
+    options = SessionOptions("m", "unit-35b", ks=(4,))
+    (folder / "session.json").write_text(json.dumps(dataclasses.asdict(options) | about))
+    return folder
+
+
+def test_reuse_points_at_the_newest_finished_session_of_the_experiment_and_tier(tmp_path, refused):
+    options = SessionOptions("elsewhere", "unit-35b", ks=(4,))
+    refused(ErrorKind.FILE_MISSING, lambda: reuse(options, tmp_path), tmp_path, "no finished session of tab3")
+    finished(tmp_path, "20260101T000000Z")
+    newest = finished(tmp_path, "20260102T000000Z")
+    finished(tmp_path, "20260103T000000Z", experiment="noise")
+    finished(tmp_path, "20260104T000000Z", tier="unit-8b")
+    (tmp_path / "20260105T000000Z").mkdir()  # without a session.json
+    begun(tmp_path, {"a": 1}, print)
+    assert reuse(options, tmp_path) == (newest, "")
+    assert json.loads((tmp_path / "latest.json").read_text()) == {"session": newest.name}
+    _, differs = reuse(dataclasses.replace(options, condition="warm", rounds=9), tmp_path)
+    assert differs == "condition budget:0.5 and not warm, rounds 3 and not 9"
+
+
+# --- for real --------------------------------------------------------------------------------------------------------
+
+
+def command(model, root, *more):
+    start = [
+        sys.executable,
+        "-m",
+        "experiments.session",
+        "--model",
+        str(model),
+        "--tier",
+        "unit-35b",
+        "--root",
+        str(root),
+    ]
+    start += ["--rounds", "2", "--ks", "4", "--arms", "ondemand", "prerouter", "--timed-steps", "3"]
+    return [*start, "--warmup-steps", "6", "--prompt-tokens", "5", "--bank", "0.5", *more]
+
+
+def started_run(root, number, since_ns=0):
+    """Wait until run `number` of the session has started; returns the work folder."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        found = list(root.glob(f".*{SUFFIX}/{number:03}-*.spec.json"))
+        if found and found[0].stat().st_mtime_ns > since_ns:
+            return found[0].parent
+        time.sleep(0.02)
+    raise AssertionError(f"run {number} did not start")
+
+
+def test_a_killed_session_goes_on_without_running_finished_rounds_again(unit_35b, tmp_path):
+    root = tmp_path / "sessions"
+    killed = subprocess.Popen(command(unit_35b, root), stderr=subprocess.DEVNULL)
+    folder = started_run(root, 4)  # in the second of two rounds of three runs
+    arms = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.wait()
+    assert arms
+    _, alive = psutil.wait_procs(arms, timeout=PATIENCE_S)
+    assert not alive  # an arm ends with its session
+    assert not (root / "latest.json").exists()
+    rows = {path.name: json.loads(path.read_text()) for path in folder.glob("00[0-2]-*-r0.json")}
+    assert len(rows) == 3
+
+    # Interrupted once more, by Ctrl-C this time.
+    stopped = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
+    assert started_run(root, 4, since_ns=time.time_ns()) == folder
+    stopped.send_signal(signal.SIGINT)
+    told = stopped.communicate(timeout=PATIENCE_S)[1]
+    assert stopped.returncode == 130
+    assert "1 of 2 rounds are kept" in told and "--fresh" in told
+    assert "kept: 3 of 7 runs" in told and "003-" in told and "002-" not in told
+
+    done = subprocess.run(command(unit_35b, root, "--log", str(tmp_path / "log")), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stamp = folder.name.removeprefix(".").removesuffix(SUFFIX)
+    assert f"going on with session {stamp}" in (tmp_path / "log").read_text()
+    assert sorted(path.name for path in root.iterdir()) == [stamp, "latest.json"]
+    assert len(json.loads((root / stamp / "session.json").read_text())["resumed"]) == 2
+    runs = pd.read_parquet(root / stamp / "runs.parquet")
+    assert len(runs) == runs.run_id.nunique() == 7 and set(runs.session) == {stamp}
+    assert runs.role.tolist()[-1] == "drift" and runs.order.tolist() == list(range(7))
+    assert runs.token_hash.nunique() == 1
+    kept = runs[(runs["round"] == 0) & (runs.role != "drift")]
+    assert kept.tok_s.tolist() == [rows[name]["tok_s"] for name in sorted(rows)]
+    for kind in ("steps", "loads"):
+        assert set(pd.read_parquet(root / stamp / f"{kind}.parquet").run_id) == set(runs.run_id)
+    assert len(pd.read_parquet(root / stamp / "steps.parquet")) == 7 * 3
+
+
+def test_an_arm_that_ends_its_session_keeps_the_finished_rounds(unit_35b, tmp_path):
+    root = tmp_path / "sessions"
+    going = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
+    started_run(root, 4)
+    arms = psutil.Process(going.pid).children()
+    for arm in arms:
+        arm.kill()
+    told = going.communicate(timeout=PATIENCE_S)[1]
+    assert going.returncode == EXIT_CODE
+    assert "1 of 2 rounds are kept" in told and "ended with exit code -9" in told.splitlines()[-1]
+
+
+def test_a_session_that_cannot_go_on_when_nothing_was_finished_leaves_nothing(unit_35b, tmp_path):
+    root = tmp_path / "sessions"
+    going = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
+    started_run(root, 0)
+    going.terminate()
+    told = going.communicate(timeout=PATIENCE_S)[1]
+    assert going.returncode == 130 and "are kept" not in told
+    assert list(root.iterdir()) == []
+
+
+def test_reuse_measures_nothing(tmp_path):
+    finished(tmp_path, "20260101T000000Z")
+    done = subprocess.run(command("m", tmp_path, "--reuse"), capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stderr.strip().splitlines()) == 1
+    assert "20260101T000000Z" in done.stderr and "rounds 3 and not 2" in done.stderr
+    point(tmp_path, "x")
+    done = subprocess.run(command("m", tmp_path, "--reuse", "--experiment", "y"), capture_output=True, text=True)
+    assert done.returncode == EXIT_CODE and "no finished session of y" in done.stderr
