@@ -1,0 +1,128 @@
+# What a load costs by its cold share: single loads with a set share, the lines through them, and anybody's own rows.
+FIT = f"{RESULTS}/fit"
+FIT_ROWS = f"{FIT}/sessions/loads.json"
+# Arms of Table 3 stand in the figure where a session is there; a fit does not measure one.
+FIT_SESSION = f"{RESULTS}/tab3/sessions/latest.json"
+FIT_RECORDS = config.get("records") or (
+    f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
+)
+REGRESS_ROWS = config.get("rows") or ""
+REGRESS = f"results/{MACHINE}/regress/{Path(REGRESS_ROWS).parent.name or 'here'}-{Path(REGRESS_ROWS).stem or 'none'}"
+
+
+localrules:
+    fit,
+    fig3,
+    regress,
+
+
+# With remeasure=false the rows that are there are an input like any other.
+if STARTED or not Path(FIT_ROWS).exists():
+
+    rule fit_loads:
+        input:
+            model=WORKFLOW.model,
+            records=FIT_RECORDS or [],
+        output:
+            f"{FIT}/sessions/loads.parquet",
+            FIT_ROWS,
+        log:
+            f"{FIT}/logs/fit-loads.log",
+        conda:
+            "../envs/harness.yaml"
+        resources:
+            measuring=1,
+        params:
+            python=sys.executable,
+            name=WORKFLOW.name,
+            out=subpath(output[0], parent=True),
+            records=f"--records {FIT_RECORDS}" if FIT_RECORDS else "",
+            loads=config["fit_loads"],
+            seed=config["seed"],
+            started=STARTED,
+        shell:
+            "{params.python} -m experiments.load_cost {input.model:q} {params.out:q} {params.records}"
+            " --loads {params.loads} --tier {params.name:q} --seed {params.seed} > {log:q}"
+
+
+rule fit_table:
+    input:
+        rows=FIT_ROWS,
+        claims="results/paper/claims.yaml",
+    output:
+        report(
+            multiext(f"{FIT}/", "fig3.svg", "summary.csv", "compare.csv"),
+            caption="../report/fit.rst",
+            category="Load cost",
+        ),
+        multiext(f"{FIT}/", "residuals.csv", "layouts.csv", "fig3.png"),
+        table=f"{FIT}/table.md",
+    log:
+        f"{FIT}/logs/fit-table.log",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+        out=subpath(output.table, parent=True),
+        session=f"--session {FIT_SESSION}" if Path(FIT_SESSION).exists() else "",
+        least=f"--least {min(30, int(config['fit_loads']))}",
+    shell:
+        "{params.python} -m analysis.fit {input.rows:q} --claims {input.claims:q} {params.session} {params.least}"
+        " --out {params.out:q} > {log:q}"
+
+
+rule fit:
+    input:
+        f"{FIT}/table.md",
+    log:
+        f"{FIT}/logs/fit.log",
+    conda:
+        "../envs/harness.yaml"
+    shell:
+        "cat {input:q} | tee {log:q}"
+
+
+rule fig3:
+    input:
+        figure=f"{FIT}/fig3.png",
+        table=f"{FIT}/table.md",
+    log:
+        f"{FIT}/logs/fig3.log",
+    conda:
+        "../envs/harness.yaml"
+    shell:
+        "( cat {input.table:q}; echo; echo 'Figure 3: {input.figure}' ) | tee {log:q}"
+
+
+rule regress_table:
+    input:
+        REGRESS_ROWS or [],
+    output:
+        report(
+            multiext(f"{REGRESS}/", "regress.svg", "summary.csv"),
+            caption="../report/regress.rst",
+            category="Load cost",
+        ),
+        multiext(f"{REGRESS}/", "residuals.csv", "regress.png"),
+        table=f"{REGRESS}/table.md",
+    log:
+        f"{REGRESS}/logs/regress-table.log",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+        out=subpath(output.table, parent=True),
+        options=config.get("regress_options") or "",
+    shell:
+        "{params.python} -m analysis.regress {input:q} {params.options} --out {params.out:q} > {log:q}"
+
+
+rule regress:
+    input:
+        f"{REGRESS}/table.md",
+    log:
+        f"{REGRESS}/logs/regress.log",
+    conda:
+        "../envs/harness.yaml"
+    shell:
+        "cat {input:q} | tee {log:q}"
