@@ -1,0 +1,364 @@
+"""Table 1 of both tiers: `python -m analysis.tab1 COUNTS.json --sessions S... --prefills P... --claims C --out DIR`.
+
+One session and one set of prompts for each tier, and the counts of both models. Writes summary.csv, prefill.csv,
+sizes.csv, compare.csv and table.md, all or none, and prints table.md. Absolute values of other machines stand beside
+ours; only ratios within a tier's own session are compared, only counts are judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import architecture
+from analysis.claims import Claim, Claims, load_claims
+from analysis.findings import Finding, Status, absolute, compare_rows, value_text
+from analysis.memory_counters import COUNTERS, counter_table
+from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command
+from analysis.statistics import Spread, median_spread
+from analysis.tab3 import header_lines
+
+COMMAND = "snakemake tab1"
+TIME_BUDGET = "about 50 minutes with two small tiers, most of it prompts of 3,100 tokens on two CPU cores"
+GIB = 2**30
+FAMILY_TAGS = {"qwen": "35b", "ling": "8b"}
+SMALL_BUNDLES, LARGE_BUNDLES = 64, 1024  # of the paper's 8b
+ARMS = ("ondemand", "prerouter", "ondemand-large", "prerouter-large")
+PAIRS = (
+    ("prerouter", "ondemand"),
+    ("prerouter-large", "ondemand-large"),
+    ("ondemand-large", "ondemand"),
+    ("prerouter-large", "prerouter"),
+)
+# Last part of a claim's id to the arm that answers it.
+DECODE = {"decode": "prerouter", "decode_no_prerouter": "ondemand", "decode_lru1024": "prerouter-large"}
+PREFILL = {"prefill_cold": "cold", "prefill_warm": "warm"}
+WORDS = {
+    "decode": "decode, prerouter, small bank (tok/s)",
+    "decode_no_prerouter": "decode, on demand, small bank (tok/s)",
+    "decode_lru1024": "decode, prerouter, large bank (tok/s)",
+    "prefill_cold": "prefill, cold (tok/s)",
+    "prefill_warm": "prefill, warm (tok/s)",
+    "peak": "MLX allocator peak (GiB)",
+}
+HOW_TO_READ = (
+    "The paper's columns are the released models on a Mac mini M4 Pro with 24 GB; ours are the tiers that the "
+    "columns name, on this machine. Set them side by side, do not divide one by the other.",
+    "The small bank is the least that one step and its prefetch need. The paper's 64 bundles for the 8B model are 2.2% "
+    "of its 2,944 experts, beside which it holds a second copy in stacks; such a bank is below the engine's floor. The "
+    "large bank is its 1,024 bundles, 35% of all experts, in both tiers.",
+    "Small and large bank, with and without the prerouter, are arms of one session, so their ratios are paired.",
+    "A prompt is measured in a process of its own with an empty bank; cold and warm are states of the page cache that "
+    "were verified before it began.",
+    "Counted numbers come from tensor shapes, so they must agree with the paper; what was rounded may differ by half a "
+    "unit of its last digit.",
+)
+
+
+@dataclass(frozen=True)
+class TierRows:
+    """What was measured of one tier: its session, and its prompts with what is known of them."""
+
+    tag: str
+    session: Session
+    prefill: pd.DataFrame
+    about: Mapping[str, Any]
+
+    @property
+    def tier(self) -> str:
+        return str(self.session.all_runs["tier"].iloc[0])
+
+    @property
+    def k(self) -> int:
+        return int(self.session.all_runs["k"].iloc[0])
+
+    def speed(self, arm: str) -> Spread:
+        return median_spread(self.session.cell(arm, self.k)["tok_s"])
+
+    def prefill_speed(self, condition: str) -> Spread:
+        rows = self.prefill[(self.prefill["condition"] == condition) & (self.prefill["role"] == "arm")]
+        return median_spread(rows["tokens"] / (rows["ttft_ms"] / 1e3))
+
+    @property
+    def peak_gib(self) -> float:
+        """The largest allocator peak of a run of the prerouter arm with the small bank."""
+        return float(self.session.cell("prerouter", self.k)["alloc_peak_bytes"].max()) / GIB
+
+
+def load_tiers(sessions: Sequence[Path], prefills: Sequence[Path]) -> dict[str, TierRows]:
+    """Each tier's rows by the tag of its model. Raises ValueError, one line: unreadable files, a tier that is there
+    twice, whose session has several K, or that lacks its prompts."""
+    prompts = {}
+    for path in prefills:
+        about = read_json(path)
+        missing = [key for key in ("family", "tier", "session") if key not in about]
+        if missing:
+            raise ValueError(f"{path}: does not say its {missing[0]}")
+        prompts[about["family"]] = (about, _prefill_rows(path.with_suffix(".parquet")))
+    tiers: dict[str, TierRows] = {}
+    for path in sessions:
+        session = load_session(path)
+        tag = FAMILY_TAGS.get(session.info.family or "")
+        if tag is None:
+            raise ValueError(f"{path}: expected a session of {' or '.join(FAMILY_TAGS)}, found {session.info.family}")
+        if tag in tiers:
+            raise ValueError(f"{path}: a second session of {tag}; one tier of each model makes the table")
+        ks = sorted(set(session.all_runs["k"]))
+        if len(ks) > 1:
+            raise ValueError(f"{path}: expected one K, found {', '.join(map(str, ks))}")
+        if tag not in prompts:
+            raise ValueError(f"{path}: no prompts of {tag} beside it")
+        about, rows = prompts[tag]
+        tiers[tag] = TierRows(tag, session, rows, about)
+        if about["tier"] != tiers[tag].tier:
+            raise ValueError(f"{path}: session of {tiers[tag].tier}, but prompts of {about['tier']}")
+    return tiers
+
+
+def _prefill_rows(path: Path) -> pd.DataFrame:
+    try:
+        rows = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    missing = sorted({"role", "round", "condition", "tokens", "ttft_ms", "device_bytes"} - set(rows.columns))
+    if missing:
+        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
+    return rows
+
+
+def summary(tiers: Mapping[str, TierRows]) -> pd.DataFrame:
+    """A row per tier and arm: speed, bank, waiting, bytes."""
+    rows = []
+    for tag, tier in tiers.items():
+        planned = tier.session.all_runs
+        for arm in dict.fromkeys(planned.loc[planned["role"] == "arm", "arm"]):
+            cell, speed = tier.session.cell(arm, tier.k), tier.speed(arm)
+            rows.append(
+                {
+                    "model": tag,
+                    "tier": tier.tier,
+                    "arm": arm,
+                    "k": tier.k,
+                    "rounds": speed.n,
+                    "tok_s_median": speed.median,
+                    "tok_s_min": speed.low,
+                    "tok_s_max": speed.high,
+                    "bank_slots": cell["bank_slots"].max(),
+                    "bank_mib": cell["bank_bytes"].max() / MIB,
+                    "wait_ms_per_step": cell["wait_ms_per_step"].median(),
+                    "loads_per_step": cell["loads_per_step"].median(),
+                    "device_mib_per_step": cell["device_bytes_per_step"].median() / MIB,
+                    "alloc_peak_mib": cell["alloc_peak_bytes"].max() / MIB,
+                    "dropped": int(planned.loc[planned["arm"] == arm, "dropped"].sum()),
+                    "session": tier.session.name,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def prefill_summary(tiers: Mapping[str, TierRows]) -> pd.DataFrame:
+    """A row per tier and condition."""
+    rows = []
+    for tag, tier in tiers.items():
+        for condition, here in tier.prefill[tier.prefill["role"] == "arm"].groupby("condition"):
+            speed = tier.prefill_speed(str(condition))
+            rows.append(
+                {
+                    "model": tag,
+                    "tier": tier.tier,
+                    "condition": condition,
+                    "tokens": int(here["tokens"].iloc[0]),
+                    "rounds": speed.n,
+                    "tok_s_median": speed.median,
+                    "tok_s_min": speed.low,
+                    "tok_s_max": speed.high,
+                    "device_mib": here["device_bytes"].median() / MIB,
+                    "session": tier.about["session"],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def sizes(document: Mapping[str, Any]) -> pd.DataFrame:
+    """Bytes of base, LoRA and heads: both released models, and the checkpoints that were measured."""
+    named = {f"released {tag}": counts for tag, counts in document["released"].items()} | document["checkpoints"]
+    columns = ("source", "base_bytes", "lora_bytes", "heads_bytes", "expert_bytes", "parameters")
+    return pd.DataFrame(
+        [{"checkpoint": name} | {key: counts[key] for key in columns} for name, counts in named.items()]
+    )
+
+
+def findings(document: Mapping[str, Any], tiers: Mapping[str, TierRows], claims: Claims) -> list[tuple[Finding, str]]:
+    """A finding for each claim of Table 1, with the session that it rests on."""
+    found = [(finding, str(document["session"])) for finding in architecture.findings(document, claims)]
+    for claim in claims.by_id.values():
+        if claim.id.startswith("tab1."):
+            found.append(_measured(claim, document, tiers))
+    return found
+
+
+def _measured(claim: Claim, document: Mapping[str, Any], tiers: Mapping[str, TierRows]) -> tuple[Finding, str]:
+    _, tag, name = claim.id.split(".")
+    tier = tiers.get(tag)
+    if tier is None:
+        return Finding(claim, Status.NOT_TESTABLE, "", f"no tier of the {tag} family was measured"), ""
+    session = tier.session.name
+    if name == "peak":
+        ours = "" if math.isnan(tier.peak_gib) else f"{tier.peak_gib:.3g}"
+    elif name in DECODE:
+        ours = spread_words(tier.speed(DECODE[name]))
+    elif name in PREFILL:
+        ours, session = spread_words(tier.prefill_speed(PREFILL[name])), str(tier.about["session"])
+    else:
+        raise ValueError(f"claim {claim.id}: no row of Table 1 answers it")
+    if not ours:
+        return Finding(claim, Status.NOT_TESTABLE, "", "no valid run of it", k=str(tier.k)), session
+    place = f"{tier.tier} at K={tier.k} on {tier.session.info.machine}, condition {tier.session.condition}"
+    if name in PREFILL:
+        place = f"{tier.tier} at K={tier.about['k']} on {tier.session.info.machine}, {_tokens(tier)} tokens"
+    finding = absolute(claim, ours, place, k=str(tier.k), arm=DECODE.get(name, ""))
+    if name == "decode_lru1024":
+        more = (LARGE_BUNDLES - SMALL_BUNDLES) * document["released"][tag]["expert_bytes"] / GIB
+        note = (
+            f"by the released shapes its {LARGE_BUNDLES - SMALL_BUNDLES} further bundles are {more:.2f} GiB when full"
+        )
+        finding = replace(finding, why=f"{finding.why}; {note}")
+    return finding, session
+
+
+def _tokens(tier: TierRows) -> int:
+    return int(tier.prefill["tokens"].iloc[0])
+
+
+def spread_words(spread: Spread) -> str:
+    """Median and range, "" where there is no value."""
+    return f"{spread.median:.4g} ({spread.low:.4g}-{spread.high:.4g})" if spread.n else ""
+
+
+def markdown(document: Mapping[str, Any], tiers: Mapping[str, TierRows], found: Sequence[Finding]) -> str:
+    """table.md."""
+    heads: list[str] = []
+    for tier in tiers.values():
+        prompts = (
+            f"prompts of {tier.tier}: session {tier.about['session']}, {_tokens(tier)} tokens, K={tier.about['k']}, "
+            f"n={tier.prefill_speed('cold').n} cold and {tier.prefill_speed('warm').n} warm"
+        )
+        once = [line for line in heads if line.startswith(("machine: ", "takes: "))]
+        heads += [line for line in (*header_lines(tier.session, TIME_BUDGET), prompts) if line not in once]
+    blocks = [
+        "# Table 1: both tiers, beside the paper's",
+        "\n".join(f"- {line}" for line in heads),
+        "## The paper beside ours: measured",
+        _measured_table(tiers, found),
+        "## The paper beside ours: counted",
+        _counted_table(document, found),
+        "## What bank and prerouter change, within each session",
+        _ratio_table(tiers),
+        "## Memory",
+        *(f"{tier.tier}, K={tier.k}\n\n{counter_table(tier.session, ARMS)}" for tier in tiers.values()),
+        "\n".join(f"- {name}: {meaning}" for name, (_, meaning) in COUNTERS.items()),
+        "## Sizes",
+        _size_table(sizes(document)),
+        "## How to read",
+        "\n".join(f"- {line}" for line in HOW_TO_READ),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _measured_table(tiers: Mapping[str, TierRows], found: Sequence[Finding]) -> str:
+    """Rows are quantities; columns are the paper's and our value of each tier."""
+    cells: dict[str, dict[str, tuple[str, str]]] = {}
+    for finding in found:
+        if finding.claim.id.startswith("tab1."):
+            _, tag, name = finding.claim.id.split(".")
+            cells.setdefault(name, {})[tag] = (value_text(finding.claim.value), finding.ours or "not measured")
+    for tag, tier in tiers.items():  # ours where the paper states nothing
+        for name, arm in DECODE.items():
+            cells.setdefault(name, {}).setdefault(tag, ("", spread_words(tier.speed(arm))))
+    rows = []
+    for name, words in WORDS.items():
+        here = cells.get(name, {})
+        rows.append([words, *(text for tag in architecture.TAGS for text in here.get(tag, ("", "")))])
+    names = [
+        (f"paper, {tag}", f"ours, {tiers[tag].tier if tag in tiers else 'not measured'}") for tag in architecture.TAGS
+    ]
+    return markdown_table(["quantity", *names[0], *names[1]], rows, right_from=1)
+
+
+def _counted_table(document: Mapping[str, Any], found: Sequence[Finding]) -> str:
+    rows = []
+    for finding in found:
+        if finding.claim.kind == "exact":
+            claim = finding.claim
+            rows.append((claim.id, claim.unit, value_text(claim.value), finding.ours, str(finding.status), finding.why))
+    return markdown_table(("claim", "unit", "paper", "counted", "status", "how"), rows)
+
+
+def _ratio_table(tiers: Mapping[str, TierRows]) -> str:
+    rows = []
+    for arm, base in PAIRS:
+        ratios = [paired(tier.session.cell(arm, tier.k), tier.session.cell(base, tier.k)) for tier in tiers.values()]
+        rows.append([f"{arm} over {base}", *(f"{ratio}, n={ratio.n}" for ratio in ratios)])
+    return markdown_table(["tok/s pair", *(f"{tier.tier}, K={tier.k}" for tier in tiers.values())], rows, right_from=1)
+
+
+def _size_table(table: pd.DataFrame) -> str:
+    rows = [
+        (
+            row.checkpoint,
+            f"{row.base_bytes:,}",
+            f"{row.lora_bytes:,}",
+            f"{row.heads_bytes:,}",
+            f"{row.expert_bytes:,}",
+            f"{row.parameters:,}",
+            row.source,
+        )
+        for row in table.itertuples()
+    ]
+    header = ("checkpoint", "base (bytes)", "LoRA", "heads", "one expert", "parameters", "counted from")
+    return markdown_table(header, rows, right_from=1)
+
+
+def write(document: Mapping[str, Any], tiers: Mapping[str, TierRows], claims: Claims, out: Path) -> str:
+    """Write every output, all or none; returns the text of table.md. OSError passes."""
+    found = findings(document, tiers, claims)
+    compare = pd.concat([compare_rows([finding], claims, session, COMMAND) for finding, session in found])
+    text = markdown(document, tiers, [finding for finding, _ in found])
+    with publishing(out) as scratch:
+        for name, rows in (
+            ("summary.csv", summary(tiers)),
+            ("prefill.csv", prefill_summary(tiers)),
+            ("sizes.csv", sizes(document)),
+            ("compare.csv", compare),
+        ):
+            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
+        (scratch / "table.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line. Exit code 0, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.tab1", description="Table 1 of both tiers.")
+    parser.add_argument("architecture", type=Path, metavar="COUNTS.json")
+    parser.add_argument("--sessions", type=Path, nargs="+", required=True, help="a session folder or latest.json each")
+    parser.add_argument("--prefills", type=Path, nargs="+", required=True, help="a prefill.json each")
+    parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(argv)
+
+    def command() -> str:
+        document = architecture.load_counts(options.architecture)
+        return write(document, load_tiers(options.sessions, options.prefills), load_claims(options.claims), options.out)
+
+    return run_command(command, options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
