@@ -1,26 +1,40 @@
-"""The paper's claims: reads claims.yaml and sets those of Table 3 beside one session's numbers.
+"""The paper's claims as claims.yaml states them, digit for digit.
 
-Knows nothing of files other than claims.yaml. A claim of kind "absolute" was measured on the paper's machine and is
-only ever set beside ours; a claim of kind "relation" is judged, and only from an interval, never from a point.
+Knows nothing of our numbers: each experiment sets its own rows beside the claims (`analysis.findings`), and
+`analysis.source_checks` sets the claims beside each other. A number keeps the digits it was stated with, because 0.20
+leaves less room for rounding than 0.2.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from dataclasses import dataclass, fields
+import difflib
+from collections.abc import Collection
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
-from analysis.rows import ARMS, GAIN_PAIRS, PairRatios, Session, paired
-from analysis.statistics import Ratio
-
-HOLDS, FAILS, UNDECIDED = "relation holds", "relation fails", "undecided"
+# absolute: a value measured on the paper's machine; relation: a sign, an ordering or a ratio that should hold wherever
+# its regime holds; exact: arithmetic that must come out on any machine.
 KINDS = ("absolute", "relation", "exact")
-COMPARE_COLUMNS = "id k arm paper paper_machine unit ours kind status note".split()
+
+
+class Stated(float):
+    """A number with a decimal point as it was written: prints its own digits, 0.20 and not 0.2."""
+
+    def __new__(cls, text: str) -> Stated:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def decimals(self) -> int:
+        """Digits after the decimal point."""
+        return len(self.text.partition(".")[2])
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,9 @@ class Claim:
     regime: str = ""
 
 
+KEYS = {field.name: field.default is MISSING for field in fields(Claim)}  # to whether it must be there
+
+
 @dataclass(frozen=True)
 class Claims:
     """Every claim by id, and the paper's machines in words by their id."""
@@ -50,29 +67,33 @@ class Claims:
         return self.machines.get(claim.machine, claim.machine)
 
 
-def load_claims(path: Path) -> Claims:
-    """Read claims.yaml. Raises ValueError, one line, when it is not such a file or names a claim twice.
+class _Loader(yaml.SafeLoader):
+    """Floats keep their digits. (A loader of its own: constructors are registered on the class.)"""
 
-    Keys that `Claim` does not have are left out: an unquoted comma in a flow mapping makes keys of a unit's words.
-    """
+
+def _stated(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
+        return Stated(node.value)
+    except ValueError:  # 1_000.5 and .inf are YAML, but not Python
+        return loader.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _stated)
+
+
+def load_claims(path: Path) -> Claims:
+    """Read claims.yaml. Raises ValueError, one line naming the claim and the key, when it is not such a file."""
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
     if not isinstance(document, dict) or not isinstance(document.get("claims"), list):
         raise ValueError(f"{path}: expected a mapping with a list 'claims'")
-    known = {f.name for f in fields(Claim)}
     by_id: dict[str, Claim] = {}
-    for number, entry in enumerate(document["claims"]):
-        try:
-            claim = Claim(**{key: value for key, value in entry.items() if key in known})
-        except (AttributeError, TypeError) as error:
-            raise ValueError(f"{path}: claim number {number + 1} is malformed ({error})") from error
-        if claim.kind not in KINDS:
-            raise ValueError(f"{path}: claim {claim.id} has kind {claim.kind!r}, expected one of {', '.join(KINDS)}")
+    for number, entry in enumerate(document["claims"], start=1):
+        claim = _claim(entry, number, path)
         if claim.id in by_id:
             raise ValueError(f"{path}: claim {claim.id} is stated twice")
         by_id[claim.id] = claim
@@ -80,101 +101,26 @@ def load_claims(path: Path) -> Claims:
     return Claims(by_id, machines)
 
 
-def judge(ratios: list[Ratio]) -> str:
-    """Whether every ratio lies above 1: holds if every interval does, fails if one lies below, else undecided.
-
-    A ratio without an interval (one round) decides nothing; neither does an empty list.
-    """
-    if any(ratio.ci_high < 1 for ratio in ratios):
-        return FAILS
-    return HOLDS if ratios and all(ratio.ci_low > 1 for ratio in ratios) else UNDECIDED
-
-
-def compare(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: Claims) -> pd.DataFrame:
-    """The paper's `tab3.*` claims beside ours, columns `COMPARE_COLUMNS`; `table` is the session's summary.
-
-    Relations are judged from intervals, and stay undecided when the session drifted or lies outside their regime.
-    """
-    rows = []
-    for claim in claims.by_id.values():
-        if not claim.id.startswith("tab3."):
-            continue
-        if claim.kind == "absolute":
-            found = _absolute(claim, table, session.info.machine)
-        elif claim.id == "tab3.gain":
-            found = _gain(claim, ratios, session.condition)
-        elif claim.id == "tab3.order_k":
-            found = _order(session, table)
-        else:
-            found = [{"status": UNDECIDED, "note": "needs sessions under two conditions; sessions are never joined"}]
-        shared = {"id": claim.id, "paper": claim.value, "paper_machine": claims.machine_name(claim)}
-        rows += [shared | {"unit": claim.unit, "kind": claim.kind, "note": ""} | row for row in found]
-    if session.drift().void_verdict:
-        for row in rows:
-            if row["kind"] == "relation":
-                row |= {"status": UNDECIDED, "note": "; ".join(filter(None, ("no verdict: drift", row["note"])))}
-    return pd.DataFrame(rows, columns=COMPARE_COLUMNS)
+def _claim(entry: Any, number: int, path: Path) -> Claim:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path}: claim number {number} is not a mapping (found {type(entry).__name__})")
+    name = f"claim {entry['id']}" if isinstance(entry.get("id"), str) else f"claim number {number}"
+    for key in entry:
+        if key not in KEYS:
+            hint = near(str(key), KEYS) or "a unit with a comma must be quoted"
+            raise ValueError(f"{path}: {name} has an unknown key {str(key)!r} ({hint})")
+    missing = [key for key, needed in KEYS.items() if needed and key not in entry]
+    if missing:
+        raise ValueError(f"{path}: {name} lacks {', '.join(missing)}")
+    for key in KEYS.keys() - {"value"}:
+        if not isinstance(entry.get(key, ""), str):
+            raise ValueError(f"{path}: {name}: {key} must be text, found {entry[key]!r}")
+    if entry["kind"] not in KINDS:
+        raise ValueError(f"{path}: {name} has kind {entry['kind']!r}, expected one of {', '.join(KINDS)}")
+    return Claim(**entry)
 
 
-def _absolute(claim: Claim, table: pd.DataFrame, machine: str | None) -> list[dict]:
-    """A claim [on-demand, prerouter] at one K: a row for each of our arms, page-fault arms too (the paper's way)."""
-    match = re.fullmatch(r"tab3\.(blocked\.)?k(\d+)", claim.id)
-    if match is None:
-        return [{"status": UNDECIDED, "note": "not a row of this table"}]
-    column, k = "wait_ms_per_step" if match[1] else "tok_s_median", int(match[2])
-    rows = []
-    for arm in _present(table):
-        ours = table.loc[(table["arm"] == arm) & (table["k"] == k), column]
-        rows.append(
-            {
-                "k": k,
-                "arm": arm,
-                "paper": claim.value[arm.startswith("prerouter")],
-                "ours": f"{ours.iloc[0]:.6g}" if len(ours) else "",
-                "status": f"absolute: {'same' if machine == claim.machine else 'other'} machine",
-                "note": "" if len(ours) else "not run at this K",
-            }
-        )
-    return rows
-
-
-def _gain(claim: Claim, ratios: PairRatios, condition: str) -> list[dict]:
-    """The prerouter's gain at each K, with explicit reads and with page faults: above 1, and in the paper's range?"""
-    low, high = claim.value
-    outside = condition == "warm"
-    regime = f"condition {condition} is outside the claim's regime ({claim.regime}); " if outside else ""
-    rows = []
-    for (k, arm, base), ratio in ratios.items():
-        if (arm, base) not in GAIN_PAIRS:
-            continue
-        place = "inside" if low <= ratio.ratio <= high else "below" if ratio.ratio < low else "above"
-        place = "" if ratio.n == 0 else f", n={ratio.n}; {place} the paper's {low:.2f}-{high:.2f}"
-        rows.append(
-            {
-                "k": k,
-                "arm": f"{arm}/{base}",
-                "paper": f"{low:.2f}-{high:.2f}",
-                "ours": f"{ratio.ratio:.6g}" if ratio.n else "",
-                "status": UNDECIDED if outside else judge([ratio]),
-                "note": f"{regime}{ratio}{place}",
-            }
-        )
-    return rows
-
-
-def _order(session: Session, table: pd.DataFrame) -> list[dict]:
-    """Smaller K is faster, arm by arm: each K over the next larger one, paired by round."""
-    rows = []
-    for arm in _present(table):
-        values = sorted(table.loc[table["arm"] == arm, "k"])
-        steps = {
-            f"K={k} over K={wider}": paired(session.cell(arm, k), session.cell(arm, wider))
-            for k, wider in itertools.pairwise(values)
-        }
-        text = "; ".join(f"{what}: {ratio}" for what, ratio in steps.items())
-        rows.append({"k": "<".join(map(str, values)), "arm": arm, "ours": text, "status": judge(list(steps.values()))})
-    return rows
-
-
-def _present(table: pd.DataFrame) -> list[str]:
-    return [arm for arm in ARMS if arm in set(table["arm"])]
+def near(word: str, known: Collection[str]) -> str:
+    """`did you mean X?` for a word that is nearly one of the known ones, else ""."""
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {found[0]}?" if found else ""

@@ -59,6 +59,8 @@ class SessionInfo:
     """What session.json says of the whole session. A key that it lacks is None (`host`: empty).
 
     `expert_bytes` are the bytes of all routed experts of the checkpoint, `budget_bytes` the page cache left to them.
+    `lower_cache` is "suspected" where a host below this one may keep the file; `resumed` is set where the session was
+    taken up again after it was killed.
     """
 
     session: str | None = None
@@ -76,6 +78,8 @@ class SessionInfo:
     budget_bytes: int | None = None
     expert_bytes: int | None = None
     bank_bytes: int | None = None
+    lower_cache: str | None = None
+    resumed: Any = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,16 @@ class Ratio:
         return self.ci_low <= value <= self.ci_high
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A mean of `n` per-round differences with its two-sided 95% interval (NaN for `n` below 2)."""
+
+    mean: float
+    ci_low: float
+    ci_high: float
+    n: int
+
+
 NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0)
 
 
@@ -92,6 +102,27 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), n)
 
 
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """How much larger `a` is than `b`, pair by pair, with Student's t interval; all NaN without a pair.
+
+    Raises ValueError when the lengths differ or when a value is not finite.
+    """
+    left, right = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if left.ndim != 1 or left.shape != right.shape:
+        raise ValueError(f"paired difference: {left.size} values against {right.size}; both sides need the same rounds")
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        raise ValueError("paired difference: every value must be finite")
+    n = int(left.size)
+    if n == 0:
+        return Difference(math.nan, math.nan, math.nan, 0)
+    steps = left - right
+    mean = float(steps.mean())
+    if n < 2:
+        return Difference(mean, math.nan, math.nan, n)
+    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(steps.std(ddof=1)) / math.sqrt(n)
+    return Difference(mean, mean - half_width, mean + half_width, n)
+
+
 def cv(values: Sequence[float]) -> float:
     """Coefficient of variation: sample standard deviation over the mean, a share; NaN for fewer than two values."""
     kept = np.asarray(values, dtype=float)
@@ -110,6 +141,80 @@ def smallest_visible_effect(n: int, sd_log: float) -> float:
         return math.nan
     quantiles = _t_quantile(n, (1 + CONFIDENCE) / 2) + _t_quantile(n, POWER)
     return math.exp(quantiles * sd_log / math.sqrt(n))
+
+
+def rounds_needed(effect: float, sd_log: float) -> int | None:
+    """Fewest rounds whose `smallest_visible_effect` is at most `effect`, a ratio above 1; None for an unknown spread.
+
+    Raises ValueError for an effect of 1 or less, which no number of rounds would show.
+    """
+    if effect <= 1:
+        raise ValueError(f"an effect to be seen is a ratio above 1, found {effect}")
+    if math.isnan(sd_log):
+        return None
+    enough = 2
+    while smallest_visible_effect(enough, sd_log) > effect:
+        enough *= 2
+    few = enough // 2  # not enough, or below 2
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if smallest_visible_effect(middle, sd_log) > effect:
+            few = middle
+        else:
+            enough = middle
+    return enough
+
+
+def false_positive_share(logs: Sequence[float], n: int, draws: int = 10_000, seed: int = 0) -> float:
+    """How often `n` rounds of an arm against itself would have claimed a difference, resampled from A/A pairs.
+
+    `logs`: log ratios of A/A pairs. Each draw takes n different pairs, says of each by lot which half is the arm, and
+    forms the interval of `paired_ratio`; counted is where it excludes 1. NaN for n below 2 or fewer pairs than n.
+    """
+    values = np.asarray(logs, dtype=float)
+    if n < 2 or values.size < n:
+        return math.nan
+    random = np.random.default_rng(seed)
+    chosen = np.argsort(random.random((draws, values.size)), axis=1)[:, :n]
+    sample = values[chosen] * random.choice((-1.0, 1.0), (draws, n))
+    half_widths = _t_quantile(n, (1 + CONFIDENCE) / 2) * sample.std(axis=1, ddof=1) / math.sqrt(n)
+    return float(np.mean(np.abs(sample.mean(axis=1)) > half_widths))
+
+
+def false_positive_range(pairs: int, n: int, pools: int = 400, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """Between which shares `false_positive_share` lies for 95 of 100 sessions of so many pairs of normal noise.
+
+    With few pairs the same few extreme ones come again and again, so that a session may show 2% or 12% by chance.
+    (NaN, NaN) where there is no share.
+    """
+    if n < 2 or pairs < n:
+        return math.nan, math.nan
+    random = np.random.default_rng(seed)
+    shares = [false_positive_share(random.normal(size=pairs), n, draws, seed + pool) for pool in range(pools)]
+    low, high = np.quantile(shares, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Change per unit of x by least squares, with its two-sided 95% interval (NaN for `n` below 3)."""
+
+    slope: float
+    ci_low: float
+    ci_high: float
+    n: int
+
+
+def linear_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """How y changes with x. All NaN for fewer than two points."""
+    n = len(x)
+    if n < 2:
+        return Slope(math.nan, math.nan, math.nan, n)
+    fit = stats.linregress(x, y)
+    if n < 3:
+        return Slope(float(fit.slope), math.nan, math.nan, n)
+    half_width = _t_quantile(n - 1, (1 + CONFIDENCE) / 2) * float(fit.stderr)
+    return Slope(float(fit.slope), float(fit.slope) - half_width, float(fit.slope) + half_width, n)
 
 
 def _t_quantile(n: int, probability: float) -> float:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.claims import Claims, compare, load_claims
+from analysis.claims import Claims, load_claims
 from analysis.figures import save_tab3_figure
+from analysis.findings import compare_rows
 from analysis.rows import (
     ARMS,
     GAIN_PAIRS,
@@ -27,9 +28,11 @@ from analysis.rows import (
     markdown_table,
     pair_ratios,
     publishing,
+    read_json,
     run_command,
 )
 from analysis.statistics import cv, median_spread, smallest_visible_effect
+from analysis.tab3_findings import findings
 
 SUMMARY_COLUMNS = (
     "arm k rounds tok_s_median tok_s_min tok_s_max wait_ms_per_step loads_per_step device_mib_per_step dropped "
@@ -49,6 +52,9 @@ HOST_WORDS = {
     "python_version": "Python {}",
 }
 GIB = 2**30
+COMMAND = "snakemake tab3"
+TIME_BUDGET = "about 10 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
+GUEST_COLD = "guest-cold: times of cold reads are of a guest whose host may hold the file"
 NO_VERDICT = "**This session has no verdict: the machine drifted. Its ratios are shown, not claimed.**"
 HOW_TO_READ = (
     "`ondemand` routes by the model's own routers and reads an expert when it is needed. `prerouter` predicts the "
@@ -144,7 +150,7 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     """table.md: the session's table, the paper's row beside ours, and what is needed to read them."""
     blocks = [
         f"# Table 3: decoding with and without the prerouter, {table['tier'].iloc[0]}",
-        "\n".join(f"- {line}" for line in _header(session, table, ratios)),
+        "\n".join(f"- {line}" for line in header_lines(session, TIME_BUDGET)),
         *([NO_VERDICT] if session.drift().void_verdict else []),
         _main_table(table, ratios),
         "## Every pair",
@@ -157,8 +163,13 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     return "\n\n".join(blocks) + "\n"
 
 
-def _header(session: Session, table: pd.DataFrame, ratios: PairRatios) -> list[str]:
+def header_lines(session: Session, time_budget: str) -> list[str]:
+    """What stands above every table that is made from a session: where, when and how it was measured, and its noise.
+
+    `time_budget` says in words what the target takes; the void runs come last, one line each.
+    """
     info, void = session.info, session.void_reasons
+    planned = session.all_runs[session.all_runs["role"] == "arm"]
     facts = "; ".join(
         words.format({True: "yes", False: "no"}.get(info.host[key], info.host[key]))
         for key, words in HOST_WORDS.items()
@@ -166,15 +177,17 @@ def _header(session: Session, table: pd.DataFrame, ratios: PairRatios) -> list[s
     )
     ram = info.host.get("ram_bytes")
     host = "; ".join(filter(None, (facts, f"{ram / GIB:.0f} GiB of memory" if ram else "")))
-    rounds = sorted(set(table["rounds"]))
+    rounds = sorted(set((~planned["void"]).groupby([planned["arm"], planned["k"]]).sum()))
     experts = f", {info.expert_bytes / MIB:.0f} MiB of experts" if info.expert_bytes else ""
     lines = [
         f"machine: {info.machine or 'not named'}" + (f" ({host})" if host else ""),
-        f"tier: {table['tier'].iloc[0]}{experts}",
+        f"tier: {planned['tier'].iloc[0]}{experts}",
         f"condition: {condition_words(session)}",
         f"rounds: {rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}'} valid per arm and K",
-        f"session: {session.name}, commit {info.commit or 'unknown'}, made {info.created or 'at an unknown time'}",
-        *(f"noise: {line}" for line in noise(session, ratios)),
+        f"session: {session.name}, commit {info.commit or 'unknown'}, made {info.created or 'at an unknown time'}"
+        + (", killed and taken up again between two rounds" if info.resumed else ""),
+        f"takes: {time_budget}",
+        *(f"noise: {line}" for line in noise(session, pair_ratios(session))),
         f"drift: {session.drift().text}",
         f"void runs: {len(void) or 'none'}",
     ]
@@ -198,7 +211,9 @@ def condition_words(session: Session) -> str:
         for column, when in (("cached_before_bytes", "before"), ("cached_after_bytes", "after"))
         if runs[column].notna().any()
     ]
-    return f"{name}: {words}; verified per run: {', '.join(seen) or 'nothing, no probe on this machine'}"
+    verified = f"verified per run: {', '.join(seen) or 'nothing, no probe on this machine'}"
+    below = [GUEST_COLD] if info.lower_cache == "suspected" else []
+    return f"{name}: {'; '.join([words, verified, *below])}"
 
 
 def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
@@ -259,15 +274,37 @@ def _number(value: float, form: str) -> str:
     return "" if pd.isna(value) else format(value, form)
 
 
-def write(session: Session, claims: Claims, out: Path) -> str:
-    """Write every output of the table into `out`, all or none; returns the text of table.md. OSError passes."""
+def find_other(root: Path, session: Session) -> Session | None:
+    """The newest session under `root` that is alike but warm, or alike but not warm where `session` itself is warm.
+
+    Alike: same tier, machine, experiment and bank. One that cannot be read is passed over.
+    """
+    shared = ("tier", "machine", "experiment", "bank_bytes")
+    for path in sorted(root.glob("[!.]*/session.json"), reverse=True):  # folders are named by time
+        try:
+            about = read_json(path)
+            if not isinstance(about, dict) or any(about.get(key) != getattr(session.info, key) for key in shared):
+                continue
+            if (about.get("condition") == "warm") != (session.condition == "warm"):
+                return load_session(path.parent)
+        except ValueError:
+            continue
+    return None
+
+
+def write(session: Session, claims: Claims, out: Path, other: Session | None = None) -> str:
+    """Write every output of the table into `out`, all or none; returns the text of table.md. OSError passes.
+
+    `other`: a session under the other condition, see `analysis.tab3_findings`.
+    """
     table, ratios = summary(session), pair_ratios(session)
     text = markdown(session, table, ratios, claims)
+    found = findings(session, table, ratios, claims, other)
     with publishing(out) as scratch:
         for name, rows in (
             ("summary.csv", table),
             ("pairs.csv", pairs(session, ratios)),
-            ("compare.csv", compare(session, table, ratios, claims)),
+            ("compare.csv", compare_rows(found, claims, session.name, COMMAND)),
         ):
             rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
         (scratch / "table.md").write_text(text, encoding="utf-8")
@@ -282,9 +319,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
     parser.add_argument("--out", type=Path, required=True, help="folder for the table, its CSV files and the figure")
     options = parser.parse_args(argv)
-    return run_command(
-        lambda: write(load_session(options.session), load_claims(options.claims), options.out), options.out
-    )
+
+    def command() -> str:
+        session = load_session(options.session)
+        other = find_other(options.session.parent, session)
+        return write(session, load_claims(options.claims), options.out, other)
+
+    return run_command(command, options.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a prompt costs by each way of reading its experts, cold and warm: `MODEL OUT_DIR [--lengths 27 512] [...]`.
 
 A sample is a fresh process: open the engine (an empty bank), bring the page cache into its condition and verify it,
-run one prompt, choose the first token. Within a round the ways run side by side, every other round backwards; the first
-way runs twice (A/A). Writes rows; ratios are made from the files.
+run one prompt, choose the first token. Within a round the ways run side by side, every other round backwards; where
+several are compared, the first runs twice (A/A). Writes rows; ratios are made from the files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from rich.progress import track
 from edge0 import Engine, EngineOptions
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.memory import process_device_bytes
+from edge0.tiers import read_config
 from edge0.tokens import load_tokenizer
 from experiments.conditions import Condition, prepare
 from experiments.processes import run_python
@@ -98,17 +100,19 @@ def measure(sample: Sample) -> dict[str, Any]:
     }
 
 
-def plan(rounds: int, lengths: list[int], conditions: list[str]) -> list[tuple[str, int, str, int, str]]:
+def plan(
+    rounds: int, lengths: list[int], conditions: list[str], ways: Sequence[str] = WAYS
+) -> list[tuple[str, int, str, int, str]]:
     """(role, round, condition, tokens, way) of every sample, in order; within a round no way is always the later."""
     order = []
     for number in range(rounds):
         here = []
         for condition in conditions:
             for tokens in lengths:
-                shift = number // 2 % len(WAYS)
-                for way in WAYS[shift:] + WAYS[:shift]:
+                shift = number // 2 % len(ways)
+                for way in (*ways[shift:], *ways[:shift]):
                     here.append(("arm", number, condition, tokens, way))
-                    if way == WAYS[0]:
+                    if way == ways[0] and len(ways) > 1:
                         here.append(("aa", number, condition, tokens, way))
         order += here if number % 2 == 0 else here[::-1]
     return order
@@ -121,7 +125,7 @@ def run(options: argparse.Namespace) -> pd.DataFrame:
         Edge0Error: SESSION_VOID when a process failed (its message is kept), or ways chose different tokens.
     """
     rows = []
-    samples = plan(options.rounds, options.lengths, options.conditions)
+    samples = plan(options.rounds, options.lengths, options.conditions, options.ways)
     for role, number, condition, tokens, way in track(samples, "prompts", console=Console(stderr=True)):
         sample = Sample(str(options.model), options.k, way, condition, tokens)
         printed = run_python(
@@ -142,16 +146,23 @@ def main() -> int:
     parser.add_argument("out", type=Path, nargs="?", help="folder that gets prefill.parquet and prefill.json")
     parser.add_argument("--lengths", type=int, nargs="+", default=[27, 512], help="tokens of the prompts")
     parser.add_argument("--conditions", nargs="+", default=["cold", "warm"], help="page-cache conditions")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways to read (default all)")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each way (default 5)")
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
+    parser.add_argument("--tier", help="name under which results are kept (default: the directory's)")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample is not None:
         return run_command(lambda: print(json.dumps(measure(Sample(**json.loads(options.sample))))))
     if options.model is None or options.out is None:
         parser.error("MODEL and OUT_DIR are needed")
-    about = {"k": options.k, "rounds": options.rounds}
-    return run_command(lambda: publish(options.out, "prefill", run(options), options.model, about))
+
+    def command() -> None:
+        about = {"k": options.k, "rounds": options.rounds, "tier": options.tier or options.model.resolve().name}
+        about["family"] = read_config(options.model).family.tag
+        publish(options.out, "prefill", run(options), options.model, about)
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,11 @@ rule bench_table:
         f"{BENCH}/measures/resident.json",
         f"{BENCH}/measures/reads.json",
     output:
-        csv=f"{BENCH}/bench.csv",
+        csv=report(
+            f"{BENCH}/bench.csv",
+            caption="../report/bench.rst",
+            category="Bench",
+        ),
         table=f"{BENCH}/table.md",
     log:
         f"{BENCH}/logs/table.log",

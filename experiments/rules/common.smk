@@ -12,7 +12,7 @@ except Edge0Error as error:
     print(f"edge0: {error}", file=sys.stderr)
     sys.exit(EXIT_CODE)
 
-MACHINE = machine_id()
+MACHINE = WORKFLOW.values.get("machine") or machine_id()
 RESULTS = f"results/{MACHINE}/{WORKFLOW.name}"
 # A session that was asked for is measured anew: its parameters carry the time, unless remeasure=false.
 STARTED = int(time.time()) if WORKFLOW.values.get("remeasure", True) else 0

@@ -116,7 +116,11 @@ rule engine_table:
     input:
         rules.engine_measures.output,
     output:
-        csv=f"{ENGINE}/bench.csv",
+        csv=report(
+            f"{ENGINE}/bench.csv",
+            caption="../report/engine.rst",
+            category="Engine",
+        ),
         table=f"{ENGINE}/table.md",
     log:
         f"{ENGINE}/logs/table.log",

@@ -29,11 +29,13 @@ rule tab3_table:
         multiext(
             f"{RESULTS}/tab3/",
             "table.md",
-            "summary.csv",
             "pairs.csv",
-            "compare.csv",
             "tab3.png",
-            "tab3.svg",
+        ),
+        report(
+            multiext(f"{RESULTS}/tab3/", "tab3.svg", "summary.csv", "compare.csv"),
+            caption="../report/tab3.rst",
+            category="Table 3",
         ),
     log:
         f"{RESULTS}/logs/tab3-table.log",

@@ -76,6 +76,37 @@ def make_session(
     return folder
 
 
+def row(table: pd.DataFrame, **where) -> pd.Series:
+    """The one row where every column has its value."""
+    for column, value in where.items():
+        table = table[table[column] == value]
+    assert len(table) == 1, f"{len(table)} rows for {where}"
+    return table.iloc[0]
+
+
+def set_runs(column: str, value, **where) -> Change:
+    """A change that sets a column of the runs that match."""
+
+    def change(frames, info):
+        runs = frames["runs"]
+        mine = pd.Series(True, index=runs.index)
+        for key, wanted in where.items():
+            mine &= runs[key] == wanted
+        assert mine.any()
+        runs.loc[mine, column] = value
+
+    return change
+
+
+def change_info(key: str, value) -> Change:
+    """A change of one key of session.json."""
+
+    def change(frames, info):
+        info[key] = value
+
+    return change
+
+
 def void_run(run_id: str, reason: str) -> Change:
     """A change that marks one run void and gives it a speed that no number may show."""
 

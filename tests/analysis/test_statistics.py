@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.statistics import Ratio, cv, median_spread, paired_ratio, smallest_visible_effect
+from analysis.statistics import (
+    Ratio,
+    cv,
+    false_positive_range,
+    false_positive_share,
+    linear_slope,
+    median_spread,
+    paired_difference,
+    paired_ratio,
+    rounds_needed,
+    smallest_visible_effect,
+)
 
 speeds = st.floats(0.01, 1e4)
 paired_speeds = st.lists(st.tuples(speeds, speeds), min_size=2, max_size=8)
@@ -119,3 +130,69 @@ def test_smallest_visible_effect_is_seen_about_four_times_out_of_five():
 def test_a_ratio_shows_itself():
     assert str(Ratio(1.521, 1.404, 1.659, 3)) == "1.52x (1.40-1.66)"
     assert str(Ratio(math.nan, math.nan, math.nan, 0)) == "no shared round"
+
+
+@given(st.floats(1.001, 3), st.floats(0, 0.5))
+def test_rounds_needed_are_the_fewest_that_would_have_shown_the_effect(effect, sd):
+    n = rounds_needed(effect, sd)
+    assert n >= 2 and smallest_visible_effect(n, sd) <= effect
+    assert n == 2 or smallest_visible_effect(n - 1, sd) > effect
+
+
+def test_rounds_needed_without_an_effect_or_a_spread():
+    assert rounds_needed(1.05, math.nan) is None
+    assert rounds_needed(1.01, 0.0) == 2
+    for effect in (1.0, 0.9):
+        with pytest.raises(ValueError, match="above 1"):
+            rounds_needed(effect, 0.1)
+
+
+def test_false_positives_are_as_many_as_the_interval_allows_where_noise_is_normal():
+    logs = np.random.default_rng(3).normal(0, 0.05, 400)
+    for n in (3, 5):
+        assert false_positive_share(logs, n) == pytest.approx(0.05, abs=0.015)
+
+
+def test_false_positives_do_not_depend_on_which_half_was_called_the_arm():
+    """Pairs that all lie 10% apart, always to the same side, exclude 1 only when every lot falls alike: 2 of 2^n."""
+    assert false_positive_share([0.1] * 12, 3) == pytest.approx(2 / 2**3, abs=0.02)
+    assert false_positive_share([0.0] * 12, 3) == 0
+
+
+def test_false_positives_need_as_many_pairs_as_rounds():
+    assert math.isnan(false_positive_share([0.1, 0.2], 3)) and math.isnan(false_positive_share([0.1, 0.2], 1))
+
+
+def test_false_positives_of_few_pairs_are_only_roughly_what_they_mean():
+    low, high = false_positive_range(12, 3, pools=100, draws=500)
+    assert low < 0.05 < high
+    few = np.array(false_positive_range(6, 3, pools=100, draws=500))
+    many = np.array(false_positive_range(48, 3, pools=100, draws=500))
+    assert many[1] - many[0] < few[1] - few[0]
+    assert all(map(math.isnan, false_positive_range(2, 3)))
+
+
+def test_linear_slope_by_hand():
+    """y = 2x + (0, 1, 0): slope 2, residuals -1/3, 2/3, -1/3, standard error sqrt(2/3 / 2), t(1) = 12.7062."""
+    slope = linear_slope([0, 1, 2], [0, 3, 4])
+    half_width = 12.706204736 * math.sqrt((6 / 9) / 1 / 2)
+    assert (slope.slope, slope.n) == (pytest.approx(2), 3)
+    assert (slope.ci_low, slope.ci_high) == (pytest.approx(2 - half_width), pytest.approx(2 + half_width))
+    two = linear_slope([0, 1], [0, 3])
+    assert two.slope == 3 and math.isnan(two.ci_low)
+    assert math.isnan(linear_slope([0], [1]).slope)
+
+
+def test_paired_difference_by_hand():
+    """Differences 1, 2 and 3: mean 2, standard deviation 1, t(0.975, 2) = 4.3027."""
+    gap = paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (gap.mean, gap.n) == (2.0, 3)
+    assert gap.ci_high - 2 == pytest.approx(2 - gap.ci_low) == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    alone = paired_difference([5.0], [7.0])
+    assert alone.mean == -2 and math.isnan(alone.ci_low) and paired_difference([], []).n == 0
+
+
+@pytest.mark.parametrize(("left", "right"), [([1.0, 2.0], [1.0]), ([1.0, math.nan], [1.0, 1.0])])
+def test_paired_difference_refuses_what_is_no_pair(left, right):
+    with pytest.raises(ValueError, match="paired difference"):
+        paired_difference(left, right)

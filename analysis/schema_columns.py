@@ -1,0 +1,123 @@
+"""Every column of the raw rows, as text: `name kind unit: meaning`, one a line, in the order of the table.
+
+A kind with a question mark may be empty: a void run has no numbers, and some counters exist on one system only.
+"""
+
+RUNS = """
+session text -: Name of the session, the UTC time at which it began; the same in every row of a folder.
+tier text -: Name of the checkpoint under which results are kept.
+run_id text -: Names the run within its session; steps and loads refer to it.
+order integer -: Place in the session's order of time, from 0.
+round integer -: Round of the plan, from 0; runs of one round are compared with each other.
+role text -: What the run is for: arm, aa (an arm against itself) or drift (the first run again, at the end).
+arm text -: Way of serving, one of experiments/arms.py.
+k integer experts: Experts that each token is routed to in each layer.
+condition text -: State that the page cache was brought into: cold, warm, budget:SHARE or budget:SIZE.
+budget_by text -: Who kept the budget: eviction (our own) or cgroup.
+memory_limit_bytes integer? bytes: Limit on all memory of the process; above it the run was killed.
+lower_cache text -: Whether a host below this machine may keep the file: none, suspected or unknown.
+layout text -: How experts lie in the files: stacked (as released) or records (repacked).
+reader text -: How experts are read: pread, willneed (advice first), mmap, direct, or none (resident).
+fill text -: Who fills memory: readers, engine (its own thread), or none (resident).
+assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident).
+launch_groups integer groups: Groups of layers that a step is launched in.
+trace text -: File of routes that was replayed, empty where the model routed.
+tok_s number? tokens/s: Timed steps over the sum of their step_ms.
+timed_steps integer? steps: Decode steps that were timed.
+warmup_steps integer? steps: Decode steps before them, all warm-ups together.
+steady flag? -: Whether loads and cold share held still at the end of the warm-up.
+probe text? -: How the page cache was looked at.
+fault_window text? -: How read-ahead of page faults was set: lowered, random, or none (no faults).
+bank_bytes integer? bytes: Memory for experts, 0 where all are resident.
+bank_slots integer? experts: The same in experts.
+resident_bytes integer? bytes: Parameters that stay in memory besides the bank.
+alloc_load_peak_bytes integer? bytes: Highest live bytes of MLX's allocator while loading.
+alloc_active_bytes integer? bytes: Live bytes of MLX's allocator at the end.
+alloc_cache_bytes integer? bytes: Freed buffers that the allocator kept at the end.
+alloc_peak_bytes integer? bytes: Highest live bytes of MLX's allocator since loading.
+rss_anon_bytes integer? bytes: Anonymous memory of the process; on macOS its physical footprint.
+rss_file_bytes integer? bytes: File pages mapped into the process (Linux).
+rss_bytes integer? bytes: Resident size of the process.
+rss_peak_bytes integer? bytes: Highest resident size, mapped file pages included; never falls.
+swap_bytes integer? bytes: Memory of the process that was swapped out (Linux).
+budget_bytes integer? bytes: Page cache that experts may keep; empty where there is no budget.
+cached_before_bytes integer? bytes: Bytes of the checkpoint in the page cache before the warm-up.
+cached_after_bytes integer? bytes: The same after the last timed step.
+foreign_device_bytes integer? bytes: What the storage delivered while steps were timed, less our own reads.
+checkpoint_bytes integer? bytes: Size of the files that hold experts.
+dropped integer experts: Routed experts that took no part; anything above 0 voids the run.
+token_hash text? -: Digest of prompt, warm-up and timed tokens: equal in every run of a session.
+output_hash text? -: Digest of the tokens that the arm itself chose.
+void flag -: Whether the run gives no number.
+void_reason text -: Why, empty where it is not void.
+"""
+
+STEPS = """
+run_id text -: The run in runs.parquet.
+step integer -: Timed decode step, from 0.
+timed flag -: Whether the step is timed; always true.
+step_ms number ms: Time of the step on the engine thread, without time spent observing.
+wait_ms number ms: Part of it: waiting for reads, or itself reading, copying and stacking.
+wait_predicted_ms number ms: Part of wait_ms in layers that heads would predict.
+wait_gate_ms number ms: Part of wait_ms in all other layers.
+route_ms number ms: Part of step_ms: waiting for a router's choice.
+launch_ms number ms: Part of step_ms: handing work to MLX.
+evaluate_ms number ms: Part of step_ms: waiting for work that was launched.
+sample_ms number ms: Part of step_ms: bringing the chosen token to the host.
+build_ms number ms: What is left of step_ms: Python, and graphs that are built.
+compute_ms number ms: route_ms + launch_ms + evaluate_ms.
+cpu_ms number ms: Processor time of all threads during the step, observing included.
+loads integer loads: Expert reads that the step asked for.
+loads_predicted integer loads: Those of layers that heads would predict.
+hits integer experts: Routed experts that needed no read, K times layers less loads.
+read_calls integer calls: Reads asked of the operating system.
+asked_bytes integer bytes: Bytes of the step's loads.
+probed_bytes integer bytes: Bytes of those loads before which the page cache was looked at.
+cold_bytes integer bytes: Bytes that were not in the page cache, of probed_bytes.
+inflight_bytes integer bytes: Bytes that were on their way into the page cache, of probed_bytes.
+device_bytes integer bytes: What the storage delivered to the threads that read.
+load_busy_ms number ms: Time during which at least one load was under way.
+load_busy_predicted_ms number ms: The same of loads for layers that heads would predict.
+dropped integer experts: Routed experts that took no part in the step.
+"""
+
+LOADS = """
+run_id text -: The run in runs.parquet.
+step integer -: Step that asked for the read; 0 is the first timed one, below 0 is warm-up and prompt.
+layer integer -: Layer of the model, from 0.
+expert integer -: Expert in it, from 0; -1 for a stacked tensor of a whole layer.
+purpose text -: What it was read for, such as prefetch (a prediction), demand or prefill.
+predicted_layer flag -: Whether heads would predict the layer, in every arm.
+asked_bytes integer bytes: Bytes of the expert.
+calls integer calls: Reads asked of the operating system.
+submit_ns integer ns: When the read was asked for, on the system's monotonic clock.
+start_ns integer ns: When it began, after the page cache was looked at.
+end_ns integer ns: When it was done.
+advise_ns integer ns: Time of it that went into telling the kernel of all ranges.
+thread integer -: Native id of the thread that read.
+cold_bytes integer bytes: Bytes that were not in the page cache; -1 where nobody looked.
+cold_page_bytes integer bytes: Bytes of cold pages that it touches, the least that a device reads; -1: nobody looked.
+inflight_bytes integer bytes: Bytes that were on their way there; -1 where nobody looked.
+device_bytes integer bytes: What the storage delivered to this thread; -1 where it is not known.
+"""
+
+LOAD_COST = """
+order integer -: Place in the order of time, from 0.
+role text -: load, or reference: one and the same cold direct read, again and again, which shows drift.
+way text -: How it was read: mmap (page faults), pread, willneed (advice first) or direct.
+layout text -: Which checkpoint: stacked (as released) or records (repacked).
+target_cold number share: Share of the expert's pages that was to be cold.
+repetition integer -: Number of this way, layout and share, from 0.
+layer integer -: Layer of the model, from 0.
+expert integer -: Expert in it, from 0.
+asked_bytes integer bytes: Bytes of the expert.
+cold_bytes integer bytes: Bytes of it that were not in the page cache.
+inflight_bytes integer bytes: Bytes of it that were on their way there.
+cold_page_bytes integer bytes: Bytes of the cold pages that it touches, which is what a device reads at least.
+cold_pieces integer pieces: Contiguous pieces of the expert that were cold in part or whole.
+device_bytes integer? bytes: What the storage delivered to this thread; empty where it is not known.
+advise_ns integer ns: Time that went into telling the kernel of all ranges.
+read_ns integer ns: Time that reading took after it.
+ns integer ns: Time of the whole load, advise_ns + read_ns.
+build_ns integer ns: Time to make the nine arrays of the paper's bundle, not part of ns.
+"""

@@ -1,0 +1,76 @@
+"""Every finished table under one machine's results: where it lies, what it says of itself, which figures are beside it.
+
+Knows nothing of what a table means: it reads the Markdown that each target writes (title, list of facts, tables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# The paper's order; a target that is not here comes after these.
+ORDER = (
+    "claims tab1 tab2 tab3 tab4 fit fig3 regress memory resident appxb reuse math noise budgets compare bench engine"
+).split()
+NO_TIER = "machine"  # the tier folder of tables that belong to the machine as a whole
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.md: `tier` is "" where it belongs to the machine as a whole."""
+
+    path: Path
+    tier: str
+    target: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The target's name as a title."""
+        return self.target[:1].upper() + self.target[1:]
+
+    @property
+    def title(self) -> str:
+        """The table's own title, the target's name where it has none."""
+        titles = (line.removeprefix("# ") for line in self.text.splitlines() if line.startswith("# "))
+        return next(titles, self.name)
+
+    def fact(self, name: str) -> str:
+        """What the list above the table says under this name, "" where it says nothing."""
+        start = f"- {name}: "
+        return next((line.removeprefix(start) for line in self.text.splitlines() if line.startswith(start)), "")
+
+    @property
+    def first_table(self) -> list[str]:
+        """The lines of the first Markdown table."""
+        lines: list[str] = []
+        for line in self.text.splitlines():
+            if line.startswith("|"):
+                lines.append(line)
+            elif lines:
+                break
+        return lines
+
+    @property
+    def figures(self) -> list[Path]:
+        """Figures beside the table, one file each: the SVG where there is one."""
+        folder = self.path.parent
+        return sorted([*folder.glob("*.svg"), *(p for p in folder.glob("*.png") if not p.with_suffix(".svg").exists())])
+
+
+def find_tables(results: Path) -> list[Table]:
+    """Every table one or two folders below a machine's results, in the paper's order. Raises ValueError, one line."""
+    found = []
+    for path in {*results.glob("*/table.md"), *results.glob("*/*/table.md")}:
+        folders: Sequence[str] = path.relative_to(results).parts[:-1]
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from error
+        found.append(Table(path, folders[0] if len(folders) == 2 else "", folders[-1], text))
+    return sorted(found, key=lambda table: (_rank(table.target), table.target, table.tier))
+
+
+def _rank(target: str) -> int:
+    return ORDER.index(target.lower()) if target.lower() in ORDER else len(ORDER)

@@ -1,0 +1,68 @@
+# Whether a page-cache budget means the same by our own eviction as by the kernel's limit: about 3 minutes.
+BUDGETS = f"{RESULTS}/budgets"
+
+
+localrules:
+    budgets,
+
+
+# With remeasure=false the rows that are there are an input like any other.
+if STARTED or not Path(f"{BUDGETS}/sessions/agreement.json").exists():
+
+    rule budgets_loads:
+        input:
+            model=WORKFLOW.model,
+        output:
+            f"{BUDGETS}/sessions/agreement.parquet",
+            f"{BUDGETS}/sessions/agreement.json",
+        log:
+            f"{BUDGETS}/logs/budgets-loads.log",
+        conda:
+            "../envs/harness.yaml"
+        resources:
+            measuring=1,
+        params:
+            python=sys.executable,
+            name=WORKFLOW.name,
+            out=subpath(output[0], parent=True),
+            share=config["budget_share"],
+            loads=config["budget_loads"],
+            seed=config["seed"],
+            started=STARTED,
+        shell:
+            "{params.python} -m experiments.budget_agreement {input.model:q} {params.out:q} --tier {params.name:q}"
+            " --share {params.share} --loads {params.loads} --seed {params.seed} > {log:q}"
+
+
+rule budgets_table:
+    input:
+        rows=f"{BUDGETS}/sessions/agreement.json",
+        claims="results/paper/claims.yaml",
+    output:
+        report(
+            multiext(f"{BUDGETS}/", "agreement.svg", "summary.csv"),
+            caption="../report/budgets.rst",
+            category="Conditions",
+        ),
+        multiext(f"{BUDGETS}/", "compare.csv", "agreement.png"),
+        table=f"{BUDGETS}/table.md",
+    log:
+        f"{BUDGETS}/logs/budgets-table.log",
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+        out=subpath(output.table, parent=True),
+    shell:
+        "{params.python} -m analysis.agreement {input.rows:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
+
+
+rule budgets:
+    input:
+        f"{BUDGETS}/table.md",
+    log:
+        f"{BUDGETS}/logs/budgets.log",
+    conda:
+        "../envs/harness.yaml"
+    shell:
+        "cat {input:q} | tee {log:q}"
