@@ -74,11 +74,11 @@ def _panel(axes, table: pd.DataFrame, title: str, label: str) -> None:
         if not pd.isna(row.measured_low):
             axes.hlines(row.tok_s, row.measured_low, row.measured_high, color=arm.color, linewidth=1)
         axes.plot(row.measured_tok_s, row.tok_s, arm.marker, color=arm.color, markersize=7, zorder=3, **_face(row.arm))
-        right = row.arm.startswith("prerouter")
+        right, below = row.arm.startswith("prerouter"), row.arm in ("prerouter", "ondemand-mmap")  # a corner for each
         axes.annotate(
             f"K={row.k}",
             (row.measured_tok_s, row.tok_s),
-            xytext=(7 if right else -7, -8 if right else 8),
+            xytext=(7 if right else -7, -8 if below else 8),
             textcoords="offset points",
             ha="left" if right else "right",
             va="center",

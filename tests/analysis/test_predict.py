@@ -1,0 +1,209 @@
+"""The prediction as a command: a machine calibrated and predicted, the paper's machines, and what is refused."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import save_file
+
+from analysis.claims import load_claims
+from analysis.findings import read_compare
+from analysis.machines import load_machine
+from analysis.predict import headline, main, parse_size
+from analysis.predict_here import COLUMNS, calibrate, read_evidence, rows_here
+from analysis.predict_paper import cannot_be_met, paper_row, rows_paper
+from analysis.serving_model import LoadCost
+from analysis.traces import load_trace
+from tests.analysis.synthetic import make_session, row
+
+ROOT = Path(__file__).parents[2]
+CLAIMS, MACHINES = ROOT / "results/paper/claims.yaml", ROOT / "experiments/machines"
+PROMPT, WARM_UP, TIMED, LAYERS, EXPERTS = 2, 1, 2, 4, 16
+SETTINGS = {"prompt_tokens": PROMPT, "warmup_steps": WARM_UP, "timed_steps": TIMED}
+SETTINGS |= {"reader_threads": 2, "launch_groups": 1, "trace": None}
+
+
+def write_trace(path, tokens, k, layers=LAYERS, experts=EXPERTS, seed=0, predicted=(1, 2), **about):
+    rng = np.random.default_rng(seed)
+    routes = np.argsort(rng.random((tokens, layers, experts)), axis=-1)[..., :k].astype(np.uint16)
+    about = {"k": str(k), "predicted": json.dumps(predicted), "expert_bytes": str(1769472)} | about
+    fields = {"format": "edge0-route-trace", "version": "1", "layers": json.dumps(list(range(layers)))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"routes": routes}, path, fields | {"experts": str(experts), "about": json.dumps(about)})
+    return path
+
+
+def session(root, name, loads_per_step, host_ms=0.0, load_ms=3.0, condition="warm"):
+    """Synthetic runs that load so often, whose steps take 40 ms and `host_ms` for each load besides."""
+
+    def change(frames, info):
+        info |= SETTINGS
+        steps, loads = frames["steps"], frames["loads"]
+        steps["loads"] = loads_per_step
+        steps["step_ms"] = steps["wait_ms"] + 40.0 + host_ms * loads_per_step
+        loads["end_ns"] = loads["start_ns"] + int(load_ms * 1e6)
+        frames["runs"]["bank_slots"] = 2 * LAYERS
+
+    make_session(root / name, name=name, k_values=(4,), condition=condition, change=change)
+    (root / "latest.json").write_text(json.dumps({"session": name}))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """results/testbox/mini-35b with everything that a prediction reads."""
+    home = tmp_path / "results/testbox/mini-35b"
+    session(home / "tab3/sessions", "target", 5, condition="budget:0.25")
+    own = home / "predict/sessions"
+    session(own / "compute", "compute", 1, host_ms=0.5)
+    session(own / "loads", "loads", 11, host_ms=0.5)
+    session(own / "cold", "cold", 11, load_ms=5, condition="cold")
+    write_trace(own / "traces/ondemand-k4.safetensors", PROMPT - 1 + WARM_UP + TIMED, 4, source="recorded",
+                prerouter="off", prompt_tokens="1")  # fmt: skip
+    write_trace(own / "traces/prerouter-k4.safetensors", WARM_UP + TIMED, 4, source="recorded", prerouter="route",
+                prompt_tokens=str(PROMPT), seed=1)  # fmt: skip
+    (home / "fit").mkdir()
+    lines = [(way, "stacked", 1.0, 2.0, 0.25) for way in ("mmap", "willneed")]
+    pd.DataFrame(lines, columns=["way", "layout", "a_ms", "b_ms", "build_ms"]).to_csv(home / "fit/summary.csv")
+    return home
+
+
+def run(folder, *more, machine=("testbox",)):
+    return main(["--machine", *machine, "--results", str(folder.parents[1]), "--claims", str(CLAIMS),
+                 "--machines", str(MACHINES), *map(str, more)])  # fmt: skip
+
+
+# --- a machine that measured ---------------------------------------------------------------------------------------
+
+
+def test_calibration_by_hand(folder):
+    evidence = read_evidence(folder)
+    found = calibrate(evidence, "ondemand", 4)
+    assert (found.compute.step_ms, found.compute.load_ms) == (pytest.approx(40), pytest.approx(0.5))
+    assert (found.cost.a_ms, found.cost.b_ms) == (pytest.approx(3), pytest.approx(2))
+    assert found.fitted == LoadCost(1.0, 2.0, 1.0)
+    faults = calibrate(evidence, "ondemand-mmap", 4)
+    assert faults.fitted == LoadCost(1.25, 2.0)  # with the building of a bundle
+    # Stacking is in the waiting of 60 ms at K=4: what 3 loads of 3 ms in 2 steps do not explain belongs to the step.
+    assert faults.compute.step_ms == pytest.approx(40 + 60 - 3 * 3 / 2)
+    shutil.rmtree(folder / "predict/sessions/cold")
+    assert calibrate(read_evidence(folder), "ondemand", 4).cost == found.fitted
+
+
+def test_every_arm_is_predicted_and_set_beside_its_session(folder):
+    table = pd.DataFrame(rows_here(read_evidence(folder)))
+    assert set(table.columns) == set(COLUMNS) and len(table) == 4
+    assert (table["error"] == table["tok_s"] / table["measured_tok_s"] - 1).all()
+    assert row(table, arm="ondemand")["measured_tok_s"] == 20.0 and (table["rounds"] == 3).all()
+    assert (table["tok_s"] <= 1e3 / table["compute_ms"]).all() and (table["loads"] > 0).all()
+    worst, middle = table["error"].abs().max(), table["error"].abs().median()
+    assert f"median {middle:.1%}, largest {worst:.1%} over 4 arms; aim 10%: missed" in headline(table)
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"), [([0.1, -0.1], "met"), ([0.01, 0.01, 0.5], "met by the median"), ([0.2, 0.3], "missed")]
+)
+def test_the_verdict(errors, verdict):
+    table = pd.DataFrame({"error": errors, "fit_error": errors, "rounds": 3})
+    assert f"aim 10%: {verdict} (by" in headline(table)
+
+
+def test_everything_is_written_or_nothing(folder, tmp_path, capsys):
+    traces = [write_trace(tmp_path / f"k{k}.safetensors", 70, k, source="generated", reuse="0.25", zipf="1")
+              for k in (2, 4)]  # fmt: skip
+    out = tmp_path / "out"
+    assert run(folder, "--trace", *traces, "--out", out, machine=("testbox", "m2-16gb", "m4pro-24gb")) == 0
+    text = (out / "table.md").read_text()
+    assert capsys.readouterr().out.strip() == text.strip()
+    assert text.startswith("# Predicted decode speed\n\nprediction error on this machine: median ")
+    assert "## The paper beside ours" in text and "## How to read" in text and "no speed is predicted" in text
+    table = pd.read_csv(out / "summary.csv")
+    assert set(table["machine"]) == {"testbox", "m2-16gb", "m4pro-24gb"} and list(table.columns) == list(COLUMNS)
+    assert read_compare(out / "compare.csv").empty
+    assert sorted(path.name for path in out.iterdir()) == [
+        "compare.csv", "predict.png", "predict.svg", "summary.csv", "table.md",
+    ]  # fmt: skip
+    (tmp_path / "none").mkdir()
+    shutil.rmtree(folder / "fit")
+    assert run(folder, "--out", tmp_path / "none") == 2 and not list((tmp_path / "none").iterdir())
+
+
+def refused(folder, capsys, *more, **machine):
+    assert run(folder, *more, **machine) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_refusals_name_what_is_missing(folder, capsys):
+    own = folder / "predict/sessions"
+    shutil.move(own / "traces/prerouter-k4.safetensors", folder / "kept")
+    assert "no trace of route prerouter at K=4" in refused(folder, capsys)
+    write_trace(own / "traces/prerouter-k4.safetensors", 9, 4, source="recorded", prerouter="route", prompt_tokens="2")
+    assert "expected 3 steps, as the session has; found 9" in refused(folder, capsys)
+    assert "--reserve: expected a size" in refused(folder, capsys, "--reserve", "lots")
+    assert "no machine of that id" in refused(folder, capsys, machine=("m9",))
+    assert "nothing measured yet" in refused(folder, capsys, "--tier", "other")
+    (own / "compute/latest.json").unlink()
+    assert "run `snakemake predict`" in refused(folder, capsys)
+
+
+def test_a_session_does_not_predict_itself(folder, capsys):
+    own = folder / "predict/sessions/loads"
+    shutil.rmtree(own)
+    shutil.copytree(folder / "tab3/sessions", own)
+    assert "it is the one to be predicted" in refused(folder, capsys)
+
+
+# --- the paper's machines --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A short trace of the released shape at K=8."""
+    path = tmp_path_factory.mktemp("trace") / "k8.safetensors"
+    return load_trace(write_trace(path, 72, 8, 40, 256, predicted=tuple(range(7, 39)), source="generated"))
+
+
+def test_the_paper_way_on_its_own_machine(released):
+    claims, machine = load_claims(CLAIMS), load_machine("m2-16gb", MACHINES)
+    table = pd.DataFrame(rows_paper(machine, [released], [6 << 30, 12 << 30], claims))
+    assert len(table) == 8 and (table["k"] == 8).all()
+    demand = table[table["arm"] == "ondemand-mmap"]
+    assert (demand["loads"] == 320).all() and (demand["measured_tok_s"] == 1.8).all()  # 64 bundles find nothing again
+    assert demand["cold_share"].is_monotonic_increasing and demand["tok_s"].is_monotonic_decreasing
+    line = demand.iloc[0]
+    assert line["wait_ms"] == pytest.approx(320 * (1.17 + 1.33 * line["cold_share"]))
+    assert line["step_ms"] == pytest.approx(91.4 + line["wait_ms"])
+    assert table.loc[~table["arm"].str.endswith("-mmap"), "measured_tok_s"].isna().all()
+
+
+def test_rows_that_no_cache_meets(released):
+    claims = load_claims(CLAIMS)
+    told = "\n".join(cannot_be_met(load_machine("m2-16gb", MACHINES), [released], claims))
+    assert "397 loads per step" in told and "ask for 320 at the most" in told
+    assert "575 ms of waiting in a step of 556 ms" in told and "89 loads per step are 28%" in told
+
+
+def test_a_machine_without_compute_time_gets_no_speed(released, tmp_path):
+    claims, machine = load_claims(CLAIMS), load_machine("m4pro-24gb", MACHINES)
+    four = load_trace(write_trace(tmp_path / "k4", 72, 4, 40, 256, predicted=tuple(range(7, 39)), source="generated"))
+    table = pd.DataFrame(rows_paper(machine, [four, released], [6 << 30], claims))
+    assert table["tok_s"].isna().all() and table["wait_ms"].notna().all()
+    assert paper_row(machine, claims, "prerouter-mmap", 4)["tok_s"] == 20.4
+    assert math.isnan(paper_row(machine, claims, "prerouter-mmap", 8)["tok_s"])
+    assert "160 loads, all from the page cache, wait 187 ms" in cannot_be_met(machine, [four], claims)[0]
+
+
+@pytest.mark.parametrize(("changes", "word"), [({"tokens": 64}, "64 tokens"), ({"predicted": ()}, "predicted layers")])
+def test_traces_that_do_not_serve(tmp_path, changes, word):
+    trace = load_trace(write_trace(tmp_path / "t", **{"tokens": 70, "k": 2, "source": "generated"} | changes))
+    with pytest.raises(ValueError, match=word):
+        rows_paper(load_machine("m2-16gb", MACHINES), [trace], [0], load_claims(CLAIMS))
+
+
+def test_sizes():
+    assert (parse_size("6GiB"), parse_size("1.5MiB")) == (6 << 30, 3 << 19)
