@@ -15,7 +15,7 @@ bench: $(STAMP)
 	$(VENV)/bin/snakemake bench $(if $(CONFIG),--config $(CONFIG))
 
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(VENV)/bin/ruff check .
