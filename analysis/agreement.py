@@ -1,8 +1,9 @@
 """Whether the ways of keeping a page-cache budget agree: `python -m analysis.agreement INPUT --claims C --out DIR`.
 
-INPUT is the agreement.json that `experiments.budget_agreement` wrote, its rows beside it. Writes summary.csv (a line
-per stream and way), compare.csv (no rows: the paper says nothing of this), table.md and the figure, all or none, and
-prints table.md. Every way is set against our own eviction, load by load, and against a simulated LRU cache.
+INPUT is the agreement.json that `experiments.budget_agreement` wrote, its rows beside it, or the latest.json. Writes
+summary.csv (a line per stream and way), compare.csv (no rows: the paper says nothing of this), table.md and the figure,
+all or none, and prints table.md. Every way is set against our own eviction, load by load, and against a simulated LRU
+cache.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from analysis.agreement_figure import save_agreement
 from analysis.claims import Claims, load_claims
 from analysis.findings import compare_rows
 from analysis.lru import simulate
-from analysis.rows import MIB, markdown_table, publishing, read_json, run_command
+from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command
+from analysis.statistics import Difference, batch_mean
+from analysis.units import DEVICE_TOLERANCE, device_agrees, number, require
 
 BASE = "eviction"  # what the other ways are set against
 COLUMNS = "by exponent phase record asked_bytes cold_bytes inflight_bytes cold_page_bytes device_bytes".split()
 DOCUMENT_KEYS = "session budget_bytes expert_bytes exponents unavailable runs".split()
 RUN_KEYS = "by exponent steady warm_up_loads cached_low_bytes cached_mean_bytes cached_high_bytes record_bytes".split()
-TOLERANCE, SMALL_TOLERANCE, SMALL_BYTES = 0.03, 0.05, 300 * MIB  # of the cold share; the small one below SMALL_BYTES
-DEVICE_TOLERANCE = 0.02
-Z95 = 1.96
+TOLERANCE, LARGE_BYTES = 0.03, 300 * MIB  # of the cold share; the size of the experts from which the bound was meant
 SUMMARY_COLUMNS = (
     "stream by status n cold_share cold_loads all_cold all_warm partial lru_cold_share difference difference_low "
     "difference_high tolerance agrees device_over_cold device_agrees device_mib cached_mib cached_low_mib "
@@ -40,8 +41,9 @@ HOW_TO_READ = (
     "it to the kernel within a limit that leaves the budget to the page cache, whatever else the process holds.",
     "`cold` is the share of the bytes asked for that were not in the page cache right before the load, `cold loads` "
     "the share of loads more than half of whose bytes were not. Neighbours share pages, so a load can be partly warm.",
-    "`difference` is the mean over loads of a way's cold share minus eviction's, with a 95% interval of single loads; "
-    "it must lie within the tolerance.",
+    "`difference` is the mean over loads of a way's cold share minus eviction's. Loads that follow each other meet the "
+    "same cache, so its 95% interval is that of the means of consecutive batches (20, or of 10 loads each). The whole "
+    "interval must lie within the tolerance: where only the mean does, it is undecided.",
     "`LRU` is a simulated cache of whole records that keeps the last used, as many as the budget has pages for: set "
     "it beside `cold loads`. The kernel ages pages in two lists instead, which favours records that came twice.",
     "`device/cold` is what the device delivered over the bytes of the pages that were cold; ranges are advised and "
@@ -57,11 +59,6 @@ class Agreement:
     about: dict[str, Any]
     runs: dict[tuple[str, float], dict[str, Any]]
 
-    @property
-    def tolerance(self) -> float:
-        """How far two cold shares may differ: in a small checkpoint single pages weigh more."""
-        return TOLERANCE if self.about["expert_bytes"] >= SMALL_BYTES else SMALL_TOLERANCE
-
     def phase(self, way: str, exponent: float, phase: str) -> pd.DataFrame:
         """Rows of one run in one phase, in order."""
         rows = self.rows
@@ -71,29 +68,24 @@ class Agreement:
 
 def read_agreement(path: Path) -> Agreement:
     """Raises ValueError, one line naming the file: unreadable, a missing key or column, a run without loads."""
+    path = named(path, "agreement.json")
     about = read_json(path)
-    _require(path, "keys", DOCUMENT_KEYS, about if isinstance(about, dict) else {})
+    require(path, about if isinstance(about, dict) else {}, DOCUMENT_KEYS, "keys")
     table = path.with_suffix(".parquet")
     try:
         rows = pd.read_parquet(table)
     except (OSError, ValueError) as error:
         raise ValueError(f"{table}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    _require(table, "columns", COLUMNS, rows.columns)
+    require(table, rows.columns, COLUMNS)
     runs = {}
     for run in about["runs"]:
-        _require(path, "keys of a run", RUN_KEYS, run)
+        require(path, run, RUN_KEYS, "keys of a run")
         runs[run["by"], run["exponent"]] = run
     found = Agreement(rows, about, runs)
     for way, exponent in runs:
         if found.phase(way, exponent, "measured").empty:
             raise ValueError(f"{table}: no measured loads of {way} with exponent {exponent}")
     return found
-
-
-def _require(path: Path, what: str, expected: list[str], found: Any) -> None:
-    missing = [name for name in expected if name not in found]
-    if missing:
-        raise ValueError(f"{path}: missing {what}: {', '.join(missing)}")
 
 
 def stream_name(exponent: float) -> str:
@@ -131,9 +123,9 @@ def _measured(agreement: Agreement, way: str, exponent: float) -> dict[str, Any]
         "all_warm": (cold == 0).mean(),
         "partial": ((cold > 0) & (cold < 1)).mean(),
         "lru_cold_share": lru_cold_share(agreement, way, exponent),
-        "tolerance": agreement.tolerance,
+        "tolerance": TOLERANCE,
         "device_over_cold": device,
-        "device_agrees": _verdict(run["steady"], abs(device - 1) <= DEVICE_TOLERANCE),
+        "device_agrees": _verdict(run["steady"], "pass" if device_agrees(device) else "FAIL"),
         "device_mib": loads["device_bytes"].sum() / MIB,
         "cached_mib": run["cached_mean_bytes"] / MIB,
         "cached_low_mib": run["cached_low_bytes"] / MIB,
@@ -148,14 +140,21 @@ def _measured(agreement: Agreement, way: str, exponent: float) -> dict[str, Any]
     if not np.array_equal(base["record"], loads["record"]):
         raise ValueError(f"{way} and {BASE} did not load the same experts with exponent {exponent}")
     apart = cold - base["cold_bytes"] / base["asked_bytes"]
-    half = Z95 * apart.std(ddof=1) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
-    mean, steady = apart.mean(), run["steady"] and agreement.runs[BASE, exponent]["steady"]
-    row |= {"difference": mean, "difference_low": mean - half, "difference_high": mean + half}
-    return row | {"agrees": _verdict(steady, abs(mean) <= agreement.tolerance)}
+    mean = batch_mean(apart)
+    steady = run["steady"] and agreement.runs[BASE, exponent]["steady"]
+    row |= {"difference": mean.mean, "difference_low": mean.ci_low, "difference_high": mean.ci_high}
+    return row | {"agrees": _verdict(steady, within(mean))}
 
 
-def _verdict(steady: bool, holds: bool) -> str:
-    return ("pass" if holds else "FAIL") if steady else "no steady state"
+def within(difference: Difference) -> str:
+    """Whether a difference of cold shares is shown to lie within `TOLERANCE`: by all of its interval."""
+    if abs(difference.mean) > TOLERANCE:
+        return "FAIL"
+    return "pass" if max(abs(difference.ci_low), abs(difference.ci_high)) <= TOLERANCE else "undecided"
+
+
+def _verdict(steady: bool, verdict: str) -> str:
+    return verdict if steady else "no steady state"
 
 
 def lru_cold_share(agreement: Agreement, way: str, exponent: float) -> float:
@@ -189,6 +188,12 @@ def _header(agreement: Agreement, table: pd.DataFrame) -> list[str]:
     words = [f"kernel {host['kernel']}" if host.get("kernel") else None]
     budget, experts = about["budget_bytes"] / MIB, about["expert_bytes"] / MIB
     loads = sorted(set(table["n"].dropna().astype(int)))
+    small = (
+        f" (the bound was meant for {LARGE_BYTES / MIB:.0f} MiB of experts and more; in fewer, single pages weigh "
+        "more, and yet the same bound judges)"
+        if about["expert_bytes"] < LARGE_BYTES
+        else ""
+    )
     verdicts = [f"{table[column].eq('pass').sum()} of {table[column].notna().sum()}" for column in VERDICTS]
     return [
         f"machine: {about.get('machine') or 'not named'} ({'; '.join(str(f) for f in [*facts, *words] if f)})",
@@ -196,9 +201,9 @@ def _header(agreement: Agreement, table: pd.DataFrame) -> list[str]:
         f"condition: budget of {budget:.0f} MiB of page cache, filled, then loaded until steady by probe",
         f"n: {', '.join(map(str, loads)) or 'no'} measured loads per run, one run per stream and way, a process each",
         f"session: {about['session']}, commit {about.get('commit') or 'unknown'}",
-        f"cold shares agree within {agreement.tolerance}: {verdicts[0]}; device bytes match cold bytes within "
-        f"{DEVICE_TOLERANCE:.0%}: {verdicts[1]}",
-        "time budget: about 3 minutes for a mini checkpoint",
+        f"cold shares agree within {TOLERANCE}, interval and all: {verdicts[0]}{small}; device bytes match cold bytes "
+        f"within {DEVICE_TOLERANCE:.0%}: {verdicts[1]}",
+        "takes: about 3 minutes for a mini checkpoint",
     ]
 
 
@@ -219,9 +224,7 @@ def _share_table(table: pd.DataFrame) -> str:
         verdict = "" if pd.isna(row.agrees) else row.agrees
         rows.append([row.stream, row.by, row.status, str(int(row.n)), *shares, split, apart, verdict])
     header = ("stream", "budget by", "status", "loads", "cold", "LRU", "cold loads", "all cold / all warm / partial")
-    tolerance = table["tolerance"].max()
-    named = "" if pd.isna(tolerance) else f" within {tolerance:g}"
-    return markdown_table((*header, "difference (95%)", f"agrees{named}"), rows, right_from=3)
+    return markdown_table((*header, "difference (95%)", f"agrees within {TOLERANCE:g}"), rows, right_from=3)
 
 
 def _byte_table(table: pd.DataFrame) -> str:
@@ -230,10 +233,10 @@ def _byte_table(table: pd.DataFrame) -> str:
             row.stream,
             row.by,
             f"{row.device_mib:.1f}",
-            "" if pd.isna(row.device_over_cold) else f"{row.device_over_cold:.4f}",
+            number(row.device_over_cold, ".4f"),
             row.device_agrees,
             f"{row.cached_mib:.1f} ({row.cached_low_mib:.1f}-{row.cached_high_mib:.1f})",
-            "" if pd.isna(row.charged_mib) else f"{row.charged_mib:.1f}",
+            number(row.charged_mib, ".1f"),
             f"{row.budget_mib:.1f}",
             str(int(row.warm_up_loads)),
         )

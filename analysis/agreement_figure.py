@@ -48,7 +48,7 @@ def _caption(about: dict[str, Any], measured: pd.DataFrame) -> list[str]:
             f"budget of {about['budget_bytes'] / MIB:.0f} of {about['expert_bytes'] / MIB:.0f} MiB of experts",
             f"n = {loads} measured loads per bar, after a steady state by probe",
             f"session {about['session']}",
-            "bars on the right: 95% intervals of the mean over single loads",
+            "bars on the right: 95% intervals of the mean, from consecutive batches of loads",
         ]
     )
 

@@ -16,7 +16,8 @@ import pandas as pd
 
 from analysis.appxb_figure import save_figure
 from analysis.claims import Claims, load_claims
-from analysis.findings import Finding, Status, absolute, compare_rows, exact
+from analysis.findings import DRIFTED, Finding, Status, absolute, compare_rows, exact, relation
+from analysis.heading import heading
 from analysis.rows import (
     MIB,
     PairRatios,
@@ -28,8 +29,8 @@ from analysis.rows import (
     run_command,
 )
 from analysis.statistics import median_spread
-from analysis.tab3 import NO_VERDICT, header_lines, pairs
-from analysis.tab3_findings import DRIFTED, relation
+from analysis.tab3 import header_lines, pairs
+from analysis.units import number
 
 COMMAND = "snakemake appxB"
 TIME_BUDGET = "about 12 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
@@ -176,21 +177,33 @@ def findings(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     """Findings for every claim whose experiment is appxB."""
     k, rows = int(table["k"].iloc[0]), {row.arm: row for row in table.itertuples() if row.rounds}
     place = f"{table['tier'].iloc[0]} on {session.info.machine or 'this machine'} at K={k}"
+    tier, means = table["tier"].iloc[0], step_means(session)
+    means["busy_cores"] = means["cpu_ms"] / means["step_ms"]
+    # Of each claim: the arms that show it, the quantity of a run, and how it is told.
     beside = {
-        "step.graph_floor": (list(rows), lambda row: f"{row.build_ms:.3g} ms"),
-        "step.incremental_fill": ([arm for arm in SYNCHRONOUS if arm in rows], lambda row: f"{row.wait_ms:.3g} ms"),
-        "step.disk_share": (list(rows), lambda row: f"{row.reading_share:.2f}, by the device {row.device_share:.2f}"),
-        "step.cpu_cores": (list(rows), lambda row: f"{row.busy_cores:.2f} cores"),
-        "appxB.pipeline_k8": (list(rows) if k == 8 else (), lambda row: f"{row.tok_s_median:.3g} tok/s"),
+        "step.graph_floor": (list(rows), "build_ms", lambda row: f"{row.build_ms:.3g} ms"),
+        "step.incremental_fill": (SYNCHRONOUS, "wait_ms", lambda row: f"{row.wait_ms:.3g} ms"),
+        "step.disk_share": (
+            list(rows),
+            "reading_share",
+            lambda row: f"{row.reading_share:.2f}, by the device {row.device_share:.2f}",
+        ),
+        "step.cpu_cores": (list(rows), "busy_cores", lambda row: f"{row.busy_cores:.2f} cores"),
+        "appxB.pipeline_k8": (list(rows) if k == 8 else (), "tok_s", lambda row: f"{row.tok_s_median:.3g} tok/s"),
     }
     found = []
     for claim in (claim for claim in claims.by_id.values() if claim.experiment == "appxB"):
         if claim.id in beside:
-            arms, ours = beside[claim.id]
-            here = [absolute(claim, ours(rows[arm]), place, k=str(k), arm=arm) for arm in arms if arm in rows]
+            arms, column, told = beside[claim.id]
+            here = []
+            for arm in (arm for arm in arms if arm in rows):
+                runs = session.cell(arm, k)
+                values = runs["tok_s"] if column == "tok_s" else means.reindex(runs["run_id"])[column]
+                own = {"machine": session.info.machine, "tier": tier, "spreads": [median_spread(values)]}
+                here.append(absolute(claim, told(rows[arm]), place, **own, k=str(k), arm=arm))
             found += here or [Finding(claim, Status.NOT_TESTABLE, "", f"no arm of this session (K={k}) shows it")]
         elif claim.id == "appxB.incr_stack":
-            found += [_incremental(claim, session, ratios, k, route) for route in ("prerouter", "ondemand")]
+            found += _incremental(claim, session, ratios, k)
         elif claim.id == "staged.stack_tensors":
             found.append(_stack_tensors(claim, session))
         elif claim.id == "step.gpu_busy":
@@ -201,16 +214,19 @@ def findings(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     return found
 
 
-def _incremental(claim, session: Session, ratios: PairRatios, k: int, route: str) -> Finding:
-    arm, base = f"{route}-patch", f"{route}-stack"
-    where = {"k": str(k), "arm": f"{arm}/{base}"}
-    if (k, arm, base) not in ratios:
-        return Finding(claim, Status.NOT_TESTABLE, "", "this session did not run both arms", **where)
-    ratio = ratios[k, arm, base]
-    why = f"{ratio}, n={ratio.n}; the paper's {claim.value}x lies "
-    why += "within the interval" if ratio.contains(float(claim.value)) else "outside the interval"
+def _incremental(claim, session: Session, ratios: PairRatios, k: int) -> list[Finding]:
+    changes = [(f"{route}-patch", f"{route}-stack") for route in ("prerouter", "ondemand")]
     blocked = DRIFTED if session.drift().void_verdict else ""
-    return relation(claim, [ratio], f"{ratio.ratio:.2f}x" if ratio.n else "", why, blocked, **where)
+    places, found = sum((k, *pair) in ratios for pair in changes), []
+    for arm, base in changes:
+        where = {"k": str(k), "arm": f"{arm}/{base}"}
+        ratio = ratios.get((k, arm, base))
+        if ratio is None:
+            found.append(Finding(claim, Status.NOT_TESTABLE, "", "this session did not run both arms", **where))
+        else:
+            ours, size = str(ratio) if ratio.n else "", (claim.value,)
+            found.append(relation(claim, [ratio], ours, size=size, places=places, blocked=blocked, **where))
+    return found
 
 
 def _stack_tensors(claim, session: Session) -> Finding:
@@ -230,8 +246,7 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, found: l
     k = table["k"].iloc[0]
     blocks = [
         f"# Appendix B: from stacks to slots, and where a step's time goes, {table['tier'].iloc[0]}, K={k}",
-        "\n".join(f"- {line}" for line in header_lines(session, TIME_BUDGET)),
-        *([NO_VERDICT] if session.drift().void_verdict else []),
+        *heading(header_lines(session, TIME_BUDGET), session),
         _speed_table(session, table),
         "## The host's time of a step",
         _split_table(table),
@@ -264,11 +279,11 @@ def _speed_table(session: Session, table: pd.DataFrame) -> str:
             arm_words(session, row.arm),
             str(row.rounds),
             f"{row.tok_s_median:.2f} ({row.tok_s_min:.2f}-{row.tok_s_max:.2f})" if row.rounds else "void",
-            _number(row.busy_cores, ".2f"),
-            _number(row.reading_share, ".0%"),
-            _number(row.device_share, ".0%"),
-            _number(row.device_mib_per_step, ".1f"),
-            _number(row.loads_per_step, ".1f"),
+            number(row.busy_cores, ".2f"),
+            number(row.reading_share, ".0%"),
+            number(row.device_share, ".0%"),
+            number(row.device_mib_per_step, ".1f"),
+            number(row.loads_per_step, ".1f"),
             str(row.dropped),
         )
         for row in table.itertuples()
@@ -305,10 +320,6 @@ def _paper_table(found: list[Finding]) -> str:
         if one.claim.kind != "absolute" or one.arm in ("", *NEAREST) or one.claim.id == "step.incremental_fill"
     ]
     return markdown_table(("claim", "paper", "unit", "arm", "ours", "status", "why"), rows)
-
-
-def _number(value: float, form: str) -> str:
-    return "" if pd.isna(value) else format(value, form)
 
 
 def write(session: Session, claims: Claims, out: Path) -> str:

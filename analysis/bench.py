@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.heading import heading
 from analysis.rows import MIB, Session, markdown_table, pair_ratios, publishing, read_json, run_command
 from analysis.statistics import Ratio, paired_ratio
 
@@ -28,6 +29,7 @@ EXPLICIT_ARMS = ("ondemand", "prerouter")
 WAIT_SHARE_GOAL = 0.25
 EXPOSED_WAIT_GOAL = 1.15
 MEMORY_GOAL = 1.15
+TIME_BUDGET = "about 15 minutes on two cores"
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,21 @@ def collect(paths: Sequence[Path]) -> list[Measure]:
     return measures
 
 
-def markdown(measures: Iterable[Measure]) -> str:
-    """The measures as a Markdown table, pass as yes or no ("-" where there is nothing to pass)."""
+def markdown(measures: Sequence[Measure], title: str, machine: str) -> str:
+    """table.md: what is to be known of the measures, and they as a table; "-" where there is nothing to pass."""
+    sessions = dict.fromkeys(
+        f"{measure.session}, commit {measure.commit or 'unknown'}" for measure in measures if measure.session
+    )
+    judged = [measure for measure in measures if measure.passed is not None]
+    facts = [
+        f"machine: {machine}",
+        "tier: mini-35b",
+        "condition: in each note",
+        "n: in each note",
+        *(f"session: {session}" for session in sessions),
+        f"goals: {sum(bool(measure.passed) for measure in judged)} of {len(judged)} met",
+        f"takes: {TIME_BUDGET}",
+    ]
     header = ("measure", "value", "unit", "95% interval", "goal", "pass", "session", "note")
     words = {True: "yes", False: "no", None: "-"}
     rows = [
@@ -197,26 +212,27 @@ def markdown(measures: Iterable[Measure]) -> str:
         )
         for measure in measures
     ]
-    return markdown_table(header, rows)
+    return "\n\n".join([f"# {title}", *heading(facts), markdown_table(header, rows)])
 
 
-def write(paths: Sequence[Path], out: Path) -> str:
-    """Write bench.csv into `out`, whole or not at all; returns the Markdown table. OSError passes."""
+def write(paths: Sequence[Path], out: Path, title: str) -> str:
+    """Write bench.csv into `out`, whole or not at all; returns the text of table.md. OSError passes."""
     measures = collect(paths)
     rows = pd.DataFrame([measure.to_row() for measure in measures], columns=BENCH_COLUMNS)
     rows["pass"] = rows["pass"].map({True: "true", False: "false"})
     with publishing(out) as scratch:
         rows.to_csv(scratch / "bench.csv", index=False, float_format="%.6g", lineterminator="\n")
-    return markdown(measures)
+    return markdown(measures, title, out.resolve().parent.name)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr; a missed goal is not an error."""
     parser = argparse.ArgumentParser(prog="python -m analysis.bench", description="Collect measures into bench.csv.")
     parser.add_argument("--out", type=Path, required=True, help="folder for bench.csv")
+    parser.add_argument("--title", default="Benchmark", help="of the table")
     parser.add_argument("--row-files", type=Path, nargs="+", required=True, metavar="FILE", help="JSON measure files")
     options = parser.parse_args(argv)
-    return run_command(lambda: write(options.row_files, options.out), options.out)
+    return run_command(lambda: write(options.row_files, options.out, options.title), options.out)
 
 
 Place = tuple[str, str]  # commit and session that a measure comes from

@@ -22,17 +22,19 @@ import pandas as pd
 
 from analysis.claims import Claims, load_claims
 from analysis.compare_figure import save_figure
+from analysis.heading import guest_cold
 from analysis.machines import MACHINES, RESULTS, Machine, experiment_folders, known_machines, load_machine, read_table
 from analysis.machines import only as only_value
 from analysis.rows import GAIN_PAIRS, markdown_table, publishing, run_command
 from analysis.statistics import Ratio
+from analysis.units import GIB
 
 SUMMARY = "arm k rounds tok_s_median tok_s_min tok_s_max condition tier machine session".split()
 PAIRS = "k arm base ratio ci_low ci_high n session note".split()
 FIT = "way layout a_ms b_ms r2 n tier machine session".split()
 WAYS = {"prerouter": "explicit reads", "prerouter-mmap": "page faults"}
 PAPER_TIER = "35b as released"
-TIME_BUDGET = "takes seconds: it reads finished tables and measures nothing"
+TIME_BUDGET = "seconds: it reads finished tables and measures nothing"
 HOW_TO_READ = (
     "A line is one session of one machine. Its gain is the geometric mean of per-round ratios within that session, "
     "with a 95% interval; an interval that spans 1 decides nothing. The paper states no interval: its gain is the "
@@ -103,7 +105,7 @@ def collect(
         lines += mine
         if not mine:
             missing.append(_missing(machine, claims) if paper else f"{one}: no Table 3 yet; run `snakemake tab3` there")
-        costs += _paper_cost(machine) if paper else _costs(one, results)
+        costs += _paper_cost(machine) if paper else _costs(one, results, machine)
     lines.sort(key=lambda line: (line.k, line.reads, line.tier, line.condition))  # stable: machines as they were named
     return Comparison(machines, lines, costs, missing)
 
@@ -151,7 +153,7 @@ def paper_lines(claims: Claims, machine: Machine) -> list[Line]:
             continue
         off, on = map(float, claim.value)
         nothing = (math.nan, math.nan)
-        condition = f"its {machine.values['ram_bytes'] / 2**30:.0f} GiB of memory"
+        condition = f"its {machine.values['ram_bytes'] / GIB:.0f} GiB of memory"
         note = f"no interval stated{f'; {claim.source} source' if claim.source else ''}"
         speeds = (off, *nothing, on, *nothing)
         found.append(
@@ -179,16 +181,17 @@ def _speed(speeds: dict[tuple[int, str], Any], k: int, arm: str, path: Path) -> 
     return row.tok_s_median, row.tok_s_min, row.tok_s_max
 
 
-def _costs(machine: str, results: Path) -> list[tuple[str, ...]]:
-    """Load costs of a machine, one line per way of reading and layout."""
-    found = []
+def _costs(machine: str, results: Path, about: Machine | None) -> list[tuple[str, ...]]:
+    """Load costs of a machine, one line per way of reading and layout; `about`: its file, which says how cold b is."""
+    found, storage = [], about.values.get("storage", {}) if about else {}
+    cold = " (guest-cold)" if guest_cold(storage.get("lower_cache")) else ""
     for place in experiment_folders(machine, "fit", results):
         path = place / "summary.csv"
         rows = read_table(path, FIT)
         only_value(rows, "machine", path, machine)
         tier, session = only_value(rows, "tier", path, place.parent.name), only_value(rows, "session", path)
         for row in rows.itertuples():
-            numbers = (f"{row.a_ms:.3f}", f"{row.b_ms:.3f}", f"{row.r2:.3f}", str(row.n))
+            numbers = (f"{row.a_ms:.3f}", f"{row.b_ms:.3f}{cold}", f"{row.r2:.3f}", str(row.n))
             found.append((machine, tier, row.way, row.layout, *numbers, session))
     return found
 
@@ -221,10 +224,18 @@ def markdown(comparison: Comparison) -> str:
     names = ", ".join(comparison.machines)
     sessions = sorted({f"{line.session} ({line.machine})" for line in comparison.lines if line.session != "paper"})
     head = [
-        f"machines: {names}",
-        f"sessions: {', '.join(sessions) or 'none'}",
-        "tier, condition and n: in each line; noise and drift: in each session's own table",
-        TIME_BUDGET,
+        f"machine: {names}",
+        "tier: in each line",
+        "condition: in each line; noise and drift stand in each session's own table",
+        "n: in each line, rounds of its session",
+        f"session: {', '.join(sessions) or 'none'}; commits stand in their own tables",
+        f"takes: {TIME_BUDGET}",
+        *(
+            f"{one}: {label}"
+            for one, machine in comparison.machines.items()
+            if machine
+            for label in guest_cold(machine.values.get("storage", {}).get("lower_cache"))
+        ),
     ]
     blocks = [
         "# Table 3 on several machines",
@@ -287,7 +298,7 @@ def gain_text(line: Line) -> str:
     if math.isnan(line.gain):
         return "void"
     if math.isnan(line.gain_low):
-        return f"{line.gain:.2f}x"
+        return f"{line.gain:.2f}x (no interval)"
     return str(Ratio(line.gain, line.gain_low, line.gain_high, line.rounds))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROW_INCHES, LEGEND_INCHES, GROUP_GAP = 0.24, 0.19, 0.9
 HOLLOW, PALE = "white", 0.35
-NO_VERDICT = "no verdict"
+NO_VERDICT, NO_INTERVAL = "no verdict", "no interval"
 
 
 def save_figure(lines: Sequence[Line], stem: Path) -> None:
@@ -44,6 +44,8 @@ def draw(lines: Sequence[Line]) -> Figure:
     style.dress(gains, "gain of the prerouter, within each session (95%)")
     style.dress(speeds, "speed, tok/s")
     gains.axvline(1, color="#000000", linewidth=0.8)
+    drawn = [1.0, *(line.gain for line in lines if not math.isnan(line.gain))]
+    middle = (min(drawn) + max(drawn)) / 2
     for line, place in zip(lines, places, strict=True):
         color, marker = looks[line.series]
         alpha = PALE if line.note.startswith(NO_VERDICT) else 1
@@ -51,6 +53,10 @@ def draw(lines: Sequence[Line]) -> Figure:
             if not math.isnan(line.gain_low):
                 gains.plot([line.gain_low, line.gain_high], [place, place], color=color, linewidth=1.6, alpha=alpha)
             gains.plot(line.gain, place, marker=marker, color=color, markersize=6, alpha=alpha)
+            if math.isnan(line.gain_low):
+                side = -1 if line.gain > middle else 1  # towards the middle, where there is room
+                at = {"xytext": (7 * side, 0), "textcoords": "offset points", "ha": "right" if side < 0 else "left"}
+                gains.annotate(NO_INTERVAL, (line.gain, place), va="center", fontsize=7, color="#444444", **at)
         both = (line.ondemand_tok_s, line.prerouter_tok_s)
         speeds.plot(both, [place, place], color=color, linewidth=1, alpha=0.6)
         for value, face in zip(both, (HOLLOW, color), strict=True):
@@ -66,7 +72,7 @@ def _caption(lines: Sequence[Line]) -> list[str]:
     n = f"n = {'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds" if rounds else "n not stated"
     sessions = sorted({line.session for line in lines if line.session != "paper"})
     machines = list(dict.fromkeys(line.machine for line in lines))
-    told = "machine, tier and condition in each name; ratios within a session only; a point without a bar: no interval"
+    told = "machine, tier and condition in each name; ratios within a session only"
     pale = "pale: no verdict" if any(line.note.startswith(NO_VERDICT) for line in lines) else ""
     return [", ".join(machines), told, pale, n, f"session {', '.join(sessions)}" if sessions else ""]
 

@@ -19,11 +19,13 @@ from analysis.findings import Finding, compare_rows, value_text
 from analysis.fit_claims import findings
 from analysis.fit_figure import save_fig3
 from analysis.fit_lines import WAYS, device_verdict, fits, layout_ratios, residual_table, summary, why_ends_differ
-from analysis.fit_points import Points, session_points
+from analysis.fit_points import MEANING, Points, session_points
+from analysis.heading import guest_cold
 from analysis.loads import LoadCost, read_load_cost
 from analysis.paper_loads import PaperLoads
 from analysis.regression import Fit
 from analysis.rows import load_session, markdown_table, publishing, run_command
+from analysis.units import number
 
 HOW_TO_READ = (
     "`a` is a load whose bytes are all in the page cache, `a + b` one whose bytes all come from the device. The line "
@@ -33,7 +35,7 @@ HOW_TO_READ = (
     "ranges first, then reads; `direct` goes past the page cache, so its b is near 0 by design.",
     "`building` is what the paper's engine does in addition for each load: nine arrays made of the bytes. The slot "
     "bank of this engine reads into arrays that are already there, so it is 0 here and stands beside the line, not in "
-    "it. The paper's 1.17 ms for a warm load has to hold it.",
+    "it. The paper's intercept has to hold it.",
     "`device/cold` is what the device delivered over the bytes of the pages that were cold: above 1 is read-ahead.",
     "Milliseconds are this machine's, and of one thread with nothing beside it; behind a hypervisor a cold read may "
     "come from the host's memory. Ways and layouts took turns and compare; milliseconds of two sessions do not.",
@@ -78,7 +80,9 @@ def _header(loads: LoadCost, found: dict[tuple[str, str], Fit], table: pd.DataFr
         f"machine: {about.get('machine') or 'not named'} ({'; '.join(str(fact) for fact in facts if fact)})",
         f"tier: {about.get('tier') or 'not named'}, {loads.mib_per_load:.3f} MiB per load",
         "condition: set for each load and looked up before it: one run of its pages at a random place cold, the rest "
-        f"cached; fault window {about.get('fault_window', 'unknown')}",
+        + "; ".join(
+            [f"cached; fault window {about.get('fault_window', 'unknown')}", *guest_cold(about.get("lower_cache"))]
+        ),
         f"n: {per_bin} loads per bin, {len(loads.rows)} in all, one thread; units in random order (seed "
         f"{about.get('seed', 'unknown')})",
         f"session: {loads.session}, commit {about.get('commit') or 'unknown'}",
@@ -97,16 +101,16 @@ def _line_table(table: pd.DataFrame) -> str:
             row.layout,
             f"{row.a_ms:.3f} ({row.a_low:.3f}-{row.a_high:.3f})",
             f"{row.b_ms:.3f} ({row.b_low:.3f}-{row.b_high:.3f})",
-            _number(row.r2, ".3f"),
+            number(row.r2, ".3f"),
             f"{row.max_residual_ms:.3f} ({row.residual_share:.1%} of a + b)",
             str(row.bins),
             str(row.n),
-            _number(row.cold0_ms, ".3f"),
-            _number(row.cold1_ms, ".3f"),
+            number(row.cold0_ms, ".3f"),
+            number(row.cold1_ms, ".3f"),
             f"{row.build_ms:.3f}",
-            _number(row.gib_s_warm, ".2f"),
-            _number(row.gib_s_cold, ".2f"),
-            _number(row.device_over_cold, ".3f"),
+            number(row.gib_s_warm, ".2f"),
+            number(row.gib_s_cold, ".2f"),
+            number(row.device_over_cold, ".3f"),
         )
         for row in table.itertuples()
     ]
@@ -142,21 +146,23 @@ def _layout_table(ratios: pd.DataFrame) -> str:
 
 
 def _paper_lines(paper: PaperLoads, points: Points | None) -> str:
-    lines = [f"- the paper's line (M2, 1.69 MiB per load): {paper.a} + {paper.b} x cold, in ms"]
+    lines = [f"- the paper's line ({paper.machine}): {paper.a} + {paper.b} x cold, in ms"]
     if len(paper.points) > 1:
-        a, b, r2 = paper.line()
+        (a, b, r2), (low, high) = paper.line(), paper.cold_range()
         lines.append(
             "- its six points, worked out of its Tables 3 and 4 as waiting per step over loads per step, these being "
-            f"MiB per step over MiB per load: our line through them is {a:.2f} + {b:.2f} x cold, R^2 {r2:.3f}; they "
-            f"lie at most {paper.worst():.2f} ms from the printed line (stated: 0.13), the prerouter's at most "
-            f"{paper.worst('prerouter'):.2f} (stated: 0.07). So, by inference, its time per load is the main thread's "
+            f"MiB per step over MiB per load: our line through them, at cold shares {low:.2f}-{high:.2f}, is {a:.2f} + "
+            f"{b:.2f} x cold, R^2 {r2:.3f}; they lie at most {paper.worst():.2f} ms from the printed line (stated: "
+            f"{paper.residual}), the prerouter's at most {paper.worst('prerouter'):.2f} (stated: "
+            f"{paper.residual_prerouter}). So, by inference, its time per load is the main thread's "
             "waiting per load, of a number of loads that was itself derived"
         )
     if points is None:
         lines.append("- arms of a session: none given, see `snakemake tab3`")
         return "\n".join(lines)
     for reading, (a, b, r2) in points.lines.items():
-        lines.append(f"- arms of session {points.session.name}, {reading}: {a:.2f} + {b:.2f} x cold, R^2 {r2:.3f}")
+        told = f"{a:.2f} + {b:.2f} x cold, R^2 {r2:.3f} ({MEANING})"
+        lines.append(f"- arms of session {points.session.name}, {reading}: {told}")
     lines += [f"- arms of session {points.session.name}, {reading}: {why}" for reading, why in points.why_not.items()]
     return "\n".join(lines)
 
@@ -169,10 +175,6 @@ def _verdicts(judged: list[Finding]) -> str:
         if finding.claim.kind == "relation"
     ]
     return markdown_table(("claim", "where", "paper ms", "ours", "status", "why"), rows)
-
-
-def _number(value: float, form: str) -> str:
-    return "" if pd.isna(value) else format(value, form)
 
 
 def write(loads: LoadCost, points: Points | None, claims: Claims, out: Path, least: int = regression.LEAST) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import style
-from analysis.fit_points import READINGS, Points
+from analysis.fit_points import QUANTITY, READINGS, Points
 from analysis.loads import LoadCost
 from analysis.paper_loads import PaperLoads
 from analysis.regression import Fit
@@ -36,7 +36,7 @@ def save_fig3(
 
 
 def draw_fig3(loads: LoadCost, found: dict[tuple[str, str], Fit], points: Points | None, paper: PaperLoads) -> Figure:
-    caption = _caption(loads, points)
+    caption = _caption(loads, points, paper)
     height = 4.3 + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     left, right = figure.subplots(1, 2)
@@ -48,7 +48,7 @@ def draw_fig3(loads: LoadCost, found: dict[tuple[str, str], Fit], points: Points
     return figure
 
 
-def _caption(loads: LoadCost, points: Points | None) -> list[str]:
+def _caption(loads: LoadCost, points: Points | None, paper: PaperLoads) -> list[str]:
     sizes = sorted({int(n) for n in loads.rows.groupby(["way", "layout", "target_cold"]).size()})
     n = "-".join(map(str, sorted({sizes[0], sizes[-1]})))
     parts = [
@@ -63,7 +63,7 @@ def _caption(loads: LoadCost, points: Points | None) -> list[str]:
             f"right: condition {points.session.condition}, n = {least}-{most} probed loads per point, session "
             f"{points.session.name}"
         )
-    parts.append("paper: M2, 16 GB, 1.69 MiB per load; its points are worked out of its Tables 3 and 4")
+    parts.append(f"paper: {paper.machine}; its points, and ours on the right, are waiting per load by our inference")
     return style.caption_lines(parts)
 
 
@@ -110,13 +110,13 @@ def _draw_arms(axes, points: Points | None, paper: PaperLoads) -> None:
         handles.append(
             Line2D([], [], marker="s", linewidth=0, markersize=7, color=face, markeredgecolor=edge, label=arm)
         )
-    _dress(axes, "Mean load of each arm (number: its K)", handles)
+    _dress(axes, "Waiting per load of each arm (number: its K)", handles)
 
 
 def _point(axes, row, marker: str, hollow: bool) -> None:
     """A marker with its K inside."""
     text, face = ARM_COLORS[row.arm.partition("-")[0]]
-    place = (row.cold_share, row.ms if hollow else row.ms_mean)
+    place = (row.cold_share, row.ms if hollow else getattr(row, QUANTITY))
     edge = text if text != "white" else face
     if hollow:
         text, face = edge, "white"

@@ -14,8 +14,8 @@ from analysis import regression
 from analysis.fit_claims import BUFFERED
 from analysis.loads import LoadCost
 from analysis.regression import Fit
-from analysis.rows import MIB
 from analysis.statistics import NO_RATIO, paired_ratio
+from analysis.units import DEVICE_TOLERANCE, GIB, MIB, device_agrees
 
 WAYS, LAYOUTS, ADVISED = (*BUFFERED, "direct"), ("stacked", "records"), "willneed"
 SUMMARY_COLUMNS = (
@@ -23,8 +23,6 @@ SUMMARY_COLUMNS = (
     "residual_share residual_share_low residual_share_high build_ms gib_s_warm gib_s_cold device_over_cold left_out "
     "tier machine session"
 ).split()
-DEVICE_TOLERANCE = 0.02
-GIB = 2**30
 # What a cause must show before it is named.
 STEP_SHARE, CHANCE = 0.1, 0.01
 
@@ -51,7 +49,7 @@ def summary(loads: LoadCost, found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
     for (way, layout), line in found.items():
         here = loads.cell(way, layout)
         cold_pages = here["cold_page_bytes"].sum()
-        gib = loads.mib_per_load * MIB / GIB
+        gib, worst = loads.mib_per_load * MIB / GIB, line.residual_share()
         rows.append(
             {
                 "way": way,
@@ -69,11 +67,9 @@ def summary(loads: LoadCost, found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
                 "cold0_ms": line.warm.measured,
                 "cold1_ms": line.cold.measured,
                 "mib_per_load": loads.mib_per_load,
-                **dict(
-                    zip(
-                        ("residual_share", "residual_share_low", "residual_share_high"), line.worst_share(), strict=True
-                    )
-                ),
+                "residual_share": worst.share,
+                "residual_share_low": worst.low,
+                "residual_share_high": worst.high,
                 "build_ms": here["build_ns"].median() / 1e6,
                 "gib_s_warm": gib / line.warm.measured * 1e3,
                 "gib_s_cold": gib / line.cold.measured * 1e3,
@@ -155,6 +151,6 @@ def device_verdict(table: pd.DataFrame) -> str:
     if shares.empty:
         return "not measured: no advised loads"
     low, high = shares.min() - 1, shares.max() - 1
-    passed = max(abs(low), abs(high)) <= DEVICE_TOLERANCE
+    passed = device_agrees(shares.min()) and device_agrees(shares.max())
     told = f"{low:+.2%} to {high:+.2%} over the layouts, tolerance {DEVICE_TOLERANCE:.0%}"
     return f"{'pass' if passed else 'FAIL'}: device bytes of `{ADVISED}` loads against the cold pages: {told}"

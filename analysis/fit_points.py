@@ -1,8 +1,8 @@
 """The arms of a session as points of load cost: what the paper fitted, six of them, one per arm and K.
 
-Knows nothing of figures or claims. A point is the mean load of an arm beside its cold share, over the loads before
-which the page cache was looked at. A line through points that all have one cold share would say nothing, so there is
-none then.
+Knows nothing of figures or claims. A point is what the main thread waits per load, which by our inference
+(`analysis.paper_loads`) is the paper's quantity, beside the cold share of the loads before which the page cache was
+looked at. A line through points that all have one cold share would say nothing, so there is none then.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from analysis.loads import session_loads
 from analysis.rows import Session
 
 LEAST_POINTS = 3
+QUANTITY = "wait_per_load_ms"
+MEANING = "waiting of the main thread per load, by our inference the paper's quantity"
 READINGS = {"explicit reads": ("ondemand", "prerouter"), "page faults": ("ondemand-mmap", "prerouter-mmap")}
 POINT_COLUMNS = "arm k reading cold_share ms_mean ms_median wait_per_load_ms n session".split()
 
@@ -24,7 +26,7 @@ POINT_COLUMNS = "arm k reading cold_share ms_mean ms_median wait_per_load_ms n s
 @dataclass(frozen=True)
 class Points:
     """The arms of one session, a row each (arm, k, cold_share, ms_mean, ms_median, wait_per_load_ms, n, reading), and
-    the line through the means of each reading, or why there is none."""
+    the line through the waits per load of each reading, or why there is none."""
 
     session: Session
     rows: pd.DataFrame
@@ -33,7 +35,7 @@ class Points:
 
 
 def session_points(session: Session) -> Points:
-    """The mean load of each arm and K against its cold share, and the line of each way of reading."""
+    """The wait per load of each arm and K against its cold share, and the line of each way of reading."""
     loads = session_loads(session)
     rows = []
     for reading, arms in READINGS.items():
@@ -60,9 +62,7 @@ def session_points(session: Session) -> Points:
             why_not[reading] = f"the session has {len(here)} arms with probed loads, a line takes {LEAST_POINTS}"
         elif np.ptp(here["cold_share"]) < regression.LEAST_SPREAD:
             low, high = here["cold_share"].min(), here["cold_share"].max()
-            why_not[reading] = (
-                f"the arms' cold shares span {low:.2f}-{high:.2f}, too little for a line (the paper's 0.17-0.98)"
-            )
+            why_not[reading] = f"the arms' cold shares span {low:.2f}-{high:.2f}, too little for a line"
         else:
-            lines[reading] = regression.line(here["cold_share"], here["ms_mean"])
+            lines[reading] = regression.line(here["cold_share"], here[QUANTITY])
     return Points(session, table, lines, why_not)

@@ -4,12 +4,15 @@ Collects every compare.csv under one machine's RESULTS, the counts of the models
 itself into one row per claim, claims.csv, in the order of claims.yaml, and prints table.md. Judges nothing itself.
 Several findings of one claim (K, arms, tiers) become one row so:
 
-- contradicted by its own source wins, whatever was measured; our value stays beside it;
+- contradicted by its own source wins, whatever was measured; our value stays beside it. Where the paper's numbers
+  merely do not fit each other, that is noted in `why`;
 - else the worst verdict that any place reached counts: fails, differs, within tolerance, holds, reproduced. So a
   relation holds when no place that could judge it failed, and an exact claim is as good as its worst place;
 - not testable here is left when no place reached a verdict, or no target that has run says anything.
 
-`ours` names the place of each value. `analysis.strict` says whether exact claims came out.
+`why` says how many places reached which verdict, and `ours` names the place of each value. What counts shapes alone
+(`COUNTED`) is taken from the counts first; another source may repeat it, and must not differ. `analysis.strict` says
+whether exact claims came out.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -47,15 +50,18 @@ GROUPS = (
     Status.REPRODUCED,
     Status.NOT_TESTABLE,
 )
+COUNTED = ("arch.", "staged.")
 TRAINING = ("tab2", "ladder", "merge")
-TIME_BUDGET = "takes about a minute: it collects finished tables, counts shapes and checks a small model's arithmetic"
+TIME_BUDGET = "about a minute: it collects finished tables, counts shapes and checks a small model's arithmetic"
 MOST_REASONS = 3
 KINDS = ("exact", "relation", "absolute")
 HOW_TO_READ = (
+    "A relation that states a size differs where its sign holds and its size does not.",
     "`exact` is arithmetic that must come out on any machine; `relation` a sign, an order or a ratio that should hold "
     "wherever its regime holds; `absolute` a value of the paper's own machine, beside which ours stands unjudged.",
     "A claim is contradicted by its own source when no rounding of the paper's own numbers repairs them; see below.",
-    "A row's verdict is the worst that any K, arm or tier reached; places that could not judge do not count.",
+    "A row's verdict is the worst that any K, arm or tier reached; places that could not judge do not count, and `why` "
+    "says how many of the places reached which verdict.",
     "`not testable here` says why: another machine, an interval that spans 1, or the target that would tell.",
 )
 
@@ -89,7 +95,8 @@ def collect(results: Path, claims: Claims, counts: Path | None = None) -> pd.Dat
     if counts is not None:
         document = architecture.load_counts(counts)
         found = architecture.findings(document, claims)
-        parts.append(compare_rows(found, claims, str(document.get("session", "")), COMMAND).assign(tier=""))
+        rows = compare_rows(found, claims, str(document.get("session", "")), COMMAND)
+        parts.append(rows.assign(tier="", source=str(counts)))
     for path in sorted({*results.glob("*/compare.csv"), *results.glob("*/*/compare.csv")}):
         try:
             rows = read_compare(path)
@@ -100,10 +107,24 @@ def collect(results: Path, claims: Claims, counts: Path | None = None) -> pd.Dat
         if strange:
             raise ValueError(f"{path}: claim {strange[0]} is not in claims.yaml")
         folders = path.relative_to(results).parts
-        parts.append(rows.assign(tier=folders[0] if len(folders) == 3 else ""))
+        parts.append(rows.assign(tier=folders[0] if len(folders) == 3 else "", source=str(path)))
     if not parts:
         return pd.DataFrame(columns=[*LEDGER_COLUMNS, "k", "arm", "tier"], dtype=str)
-    return pd.concat(parts, ignore_index=True)
+    return _without_repeats(pd.concat(parts, ignore_index=True))
+
+
+def _without_repeats(rows: pd.DataFrame) -> pd.DataFrame:
+    """Counts of shapes once: the first source's. ValueError, one line, where another source has another value."""
+    keep = pd.Series(True, index=rows.index)
+    counted = rows[rows["id"].str.startswith(COUNTED) & (rows["ours"] != "")]
+    for claim, same in counted.groupby("id", sort=False):
+        first = same.iloc[0]
+        for row in same.itertuples():
+            if row.ours != first["ours"]:
+                both = f"{first['source']} has {first['ours']}, {row.source} has {row.ours}"
+                raise ValueError(f"claim {claim} is counted twice and differs: {both}")
+        keep[rows.index[(rows["id"] == claim)].difference([same.index[0]])] = False
+    return rows[keep].reset_index(drop=True)
 
 
 def ledger(found: pd.DataFrame, claims: Claims, targets: Iterable[str]) -> list[Row]:
@@ -111,10 +132,11 @@ def ledger(found: pd.DataFrame, claims: Claims, targets: Iterable[str]) -> list[
     contradictions: dict[str, list[str]] = {}
     for finding in source_checks.findings(claims):
         contradictions.setdefault(finding.claim.id, []).append(finding.why)
+    notes = source_checks.notes(claims)
     by_claim = {claim: rows for claim, rows in found.groupby("id", sort=False)}
     targets = {target.lower(): target for target in targets}
     return [
-        _row(claim, by_claim.get(claim.id), contradictions.get(claim.id, []), targets)
+        _noted(_row(claim, by_claim.get(claim.id), contradictions.get(claim.id, []), targets), notes.get(claim.id, []))
         for claim in claims.by_id.values()
     ]
 
@@ -133,9 +155,8 @@ def _row(claim: Claim, rows: pd.DataFrame | None, contradictions: list[str], tar
     shown = reasons[:MOST_REASONS]
     if len(reasons) > len(shown):
         shown.append(f"and {len(reasons) - len(shown)} more")
-    open_ = int((rows["status"] == Status.NOT_TESTABLE).sum())
-    if status is not Status.NOT_TESTABLE and open_:
-        shown.append(f"{open_} of {len(rows)} places could not judge it")
+    if len(rows) > 1:
+        shown.insert(0, _verdicts(rows))
     row = Row(
         claim,
         status,
@@ -145,6 +166,18 @@ def _row(claim: Claim, rows: pd.DataFrame | None, contradictions: list[str], tar
         "; ".join(shown),
     )
     return _contradicted(row, contradictions)
+
+
+def _verdicts(rows: pd.DataFrame) -> str:
+    """How many places reached which verdict: `relation holds in 1 of 6 places, not testable here in 5`."""
+    counts = rows["status"].value_counts()
+    parts = [f"{status} in {counts[status]}" for status in WORST_FIRST if status in counts.index]
+    return ", ".join([f"{parts[0]} of {len(rows)} places", *parts[1:]])
+
+
+def _noted(row: Row, notes: list[str]) -> Row:
+    """With what does not fit inside the paper after the reason."""
+    return replace(row, why="; ".join(filter(None, (row.why, *(f"the paper's own numbers: {note}" for note in notes)))))
 
 
 def _contradicted(row: Row, reasons: list[str]) -> Row:
@@ -181,7 +214,7 @@ def markdown(rows: list[Row], claims: Claims, machine: str) -> str:
     judged = sum(len(group) for status, group in counts.items() if status is not Status.NOT_TESTABLE)
     blocks = [
         "# Claims of the paper",
-        f"- machine: {machine}\n- claims: {len(rows)}, of which {judged} were judged\n- {TIME_BUDGET}",
+        f"- machine: {machine}\n- claims: {len(rows)}, of which {judged} were judged\n- takes: {TIME_BUDGET}",
         markdown_table(
             ("status", *KINDS, "claims"),
             [

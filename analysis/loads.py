@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.rows import MIB, Session, read_json
+from analysis.rows import MIB, Session, named, read_json
 
 LOAD_COST_COLUMNS = (
     "way layout target_cold role repetition order layer expert asked_bytes cold_bytes inflight_bytes cold_page_bytes "
@@ -65,11 +65,11 @@ class LoadCost:
 
 
 def read_load_cost(path: Path) -> LoadCost:
-    """Read what load_cost wrote: its folder, or one of its two files.
+    """Read what load_cost wrote: its folder, one of its two files, or the latest.json that names it.
 
     Raises ValueError, one line naming the file: unreadable, missing column, no loads.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = path if path.is_dir() else named(path, "loads.json").parent
     rows = read_table(folder / "loads.parquet")
     require(folder / "loads.parquet", rows, LOAD_COST_COLUMNS)
     rows = with_shares(rows.sort_values("order", ignore_index=True))

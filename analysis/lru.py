@@ -113,19 +113,3 @@ def simulate(
         while used > budget_bytes:
             used -= cached.popitem(last=False)[1]
     return hits
-
-
-def cold_share(
-    stream: Sequence[int],
-    sizes: Mapping[int, int] | Sequence[int],
-    budget_bytes: int,
-    warm_up: int = 0,
-    start: Sequence[int] = (),
-) -> float:
-    """Share of the bytes asked for that `simulate` does not find in memory, after the first `warm_up` accesses.
-
-    NaN when nothing was asked for after them.
-    """
-    hits = simulate(stream, sizes, budget_bytes, start)[warm_up:]
-    asked = np.array([int(sizes[int(record)]) for record in stream[warm_up:]], np.int64)
-    return float(asked[~hits].sum() / asked.sum()) if asked.sum() else float("nan")

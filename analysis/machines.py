@@ -15,11 +15,11 @@ import pandas as pd
 import yaml
 from jsonschema import Draft202012Validator
 
+from analysis.units import GIB, MIB, require
+
 MACHINES = Path("experiments/machines")
 SCHEMA = Path("experiments/machine.schema.yaml")
 RESULTS = Path("results")
-
-_MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Machine:
         storage, mlx = values.get("storage", {}), values.get("mlx", {})
         parts = [
             self.name,
-            f"{values['ram_bytes'] / _GIB:.0f} GiB of memory",
+            f"{values['ram_bytes'] / GIB:.0f} GiB of memory",
             " ".join(filter(None, (values.get("os"), values.get("kernel")))),
             f"{storage['filesystem']} on {storage['device']}" if storage.get("filesystem") else "",
             _reads(storage),
@@ -92,9 +92,7 @@ def read_table(path: Path, columns: list[str]) -> pd.DataFrame:
         rows = pd.read_csv(path, dtype={"session": str})
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from error
-    missing = [column for column in columns if column not in rows.columns]
-    if missing:
-        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
+    require(path, rows.columns, columns)
     if rows.empty:
         raise ValueError(f"{path}: holds no row")
     return rows
@@ -122,7 +120,7 @@ def _reads(storage: Mapping[str, Any]) -> str:
     best = max(rows, key=lambda row: row["mib_s"])
     rates = [f"{row['mib_s']:.0f} MiB/s with {row['threads']}" for row in (rows[0], best)]
     told = rates[0] if best is rows[0] else " and ".join(rates)
-    return f"random reads of {storage['read_bytes'] / _MIB:.2f} MiB: {told} thread(s)"
+    return f"random reads of {storage['read_bytes'] / MIB:.2f} MiB: {told} thread(s)"
 
 
 def _yaml(path: Path) -> Any:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import Finding, Status, compare_rows, value_text
-from analysis.rows import markdown_table, publishing, read_json, run_command
+from analysis.rows import markdown_table, named, publishing, read_json, run_command
 
 COMMAND = "snakemake math"
 TIME_BUDGET = "about half a minute"
@@ -34,7 +34,8 @@ HOW_TO_READ = (
 def load_paths(files: Sequence[Path]) -> tuple[pd.DataFrame, list[Mapping[str, Any]]]:
     """Rows of all files, and what is known of each. Raises ValueError, one line, for a file that is none."""
     rows, documents = [], []
-    for path in files:
+    for file in files:
+        path = named(file, "residuals.json")
         document = read_json(path)
         if not isinstance(document, dict) or not document.get("paths") or "tier" not in document:
             raise ValueError(f"{path}: expected the residuals of a tier's paths")
@@ -90,12 +91,19 @@ def _residual(claim: Claim, table: pd.DataFrame) -> Finding:
 
 def markdown(table: pd.DataFrame, documents: Sequence[Mapping[str, Any]], found: Sequence[Finding]) -> str:
     """table.md."""
-    heads = [f"takes: {TIME_BUDGET}", "n: one run per path; arithmetic is repeatable, no speed is measured"]
+    heads = [
+        f"machine: {', '.join(dict.fromkeys(str(document.get('machine')) for document in documents))}",
+        f"tier: {', '.join(document['tier'] for document in documents)}",
+        "condition: none: arithmetic does not depend on what is in memory",
+        "n: one run per path; arithmetic is repeatable, no speed is measured",
+        *(
+            f"session: {document.get('session')}, commit {document.get('commit') or 'unknown'}, of {document['tier']} "
+            f"on device {document.get('mlx_device')}"
+            for document in documents
+        ),
+        f"takes: {TIME_BUDGET}",
+    ]
     for document in documents:
-        heads.append(
-            f"{document['tier']}: machine {document.get('machine')}, device {document.get('mlx_device')}, session "
-            f"{document.get('session')}, commit {document.get('commit') or 'unknown'}"
-        )
         heads += [f"{row['path']}: refused ({row['refused']})" for row in document["paths"] if "refused" in row]
     rows = [
         [row.tier, row.path, str(row.k), row.dtype, str(row.outputs), str(row.predicted)]

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.bench import Measure, Place, aa_ratio, dropped, memory_peak, overlap, place_of, row, to_json
-from analysis.rows import MIB, Session, load_session, paired, read_json, run_command
+from analysis.rows import MIB, Session, load_session, named, paired, read_json, run_command
 from analysis.statistics import Ratio, paired_ratio
 
 RESIDENT_GOAL = 0.95
@@ -222,11 +222,11 @@ def from_session(measures: Callable[[Session], list[Measure]]) -> Callable[[Path
 KINDS: dict[str, Callable[[Path], list[Measure]]] = {
     "overlap": from_session(overlap_measures),
     "resident": from_session(resident_measures),
-    "reads": reads_measures,
+    "reads": lambda path: reads_measures(named(path, "reads.json")),
     "layout": from_session(layout_measures),
     "hot": from_session(hot_measures),
-    "prefill": prefill_measures,
-    "endurance": endurance_measures,
+    "prefill": lambda path: prefill_measures(named(path, "prefill.json")),
+    "endurance": lambda path: endurance_measures(named(path, "endurance.json")),
 }
 
 
@@ -234,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m analysis.measures", description="Measures of a session.")
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("session", type=Path, help="session folder, or its latest.json")
+    parser.add_argument("session", type=Path, help="session folder, the rows' .json, or a latest.json")
     parser.add_argument("out", type=Path)
     options = parser.parse_args(argv)
 

@@ -17,18 +17,20 @@ import pandas as pd
 
 from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import Finding, Status, absolute, compare_rows
+from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
 from analysis.memory_figure import save_memory_figure
 from analysis.rows import ARMS, GAIN_PAIRS, MIB, Session, load_session, markdown_table, publishing, run_command
-from analysis.statistics import Difference, paired_difference
+from analysis.source_checks import EXPERT_BYTES
+from analysis.source_paper import Paper
+from analysis.statistics import Difference, Spread, median_spread, paired_difference
 from analysis.tab3 import header_lines
+from analysis.units import GIB
 
 COMMAND = "snakemake memory"
-TIME_BUDGET = "seconds; its rows are Table 3's (about 15 minutes with a small tier)"
-GIB = 2**30
+TIME_BUDGET = "seconds; its rows are Table 3's (about 10 minutes with a small tier)"
 PRICE_K = 8
 PAPER_KS = (2, 4, 8)  # in the order of the paper's lists
-EXPERT_35B_BYTES, LAYERS_35B, PREDICTED_35B, EXPERTS_35B = 1_769_472, 40, 32, 256
 # What the price is made of: name to the columns that are summed.
 PRICES = {
     "allocator": ("alloc_active_bytes", "alloc_cache_bytes"),
@@ -44,6 +46,10 @@ HOW_TO_READ = (
     "anonymous memory, and what page cache the checkpoint then has less. The paper states no interval.",
     "Under a budget the page cache is held to the same bytes in every arm, so that the second half of the price cannot "
     "show itself here; on the paper's machine the system gave the cache what the process left.",
+    "Held twice: the measured column is everything that MLX's allocator held at its peak and no more at the end. The "
+    "peak counts from the process's start and is never reset, so a prompt's and a step's activations are in it. The "
+    "column by design is arithmetic: layers x K x slot. A layer's stack lives until the launch that reads it has "
+    "landed, which without the prerouter is the whole step.",
     "The engine's arms have one bank of the same size each, so more residency is heads and predicted states, not a "
     "second copy. In the -mmap arms `bank` is the ceiling of the cache of bundles.",
 )
@@ -96,11 +102,12 @@ def _place(key: tuple[int, str]) -> tuple[int, int, str]:
     return k, ARMS.index(arm) if arm in ARMS else len(ARMS), arm
 
 
-def twice_held_bytes(session: Session, arm: str, k: int) -> int | None:
-    """Bytes that are in memory a second time while a step runs: none where slots are computed on in place.
+def stack_bytes(session: Session, arm: str, k: int) -> int | None:
+    """By design: the most that an arm's stacks hold of experts that its bundles hold too. Arithmetic, no measurement.
 
-    Where stacks are built of bundles, those of all predicted layers live side by side until the step's end; with a
-    route of its own a layer's stack is the only one beside the bundles. None when no run of it is valid.
+    Zero where slots are computed on in place. Where stacks are built of bundles, a layer's lives until the launch that
+    reads it has landed: in a step of one launch those of all layers side by side, in several launches no more. None
+    (unknown) when no run is valid.
     """
     cell = session.cell(arm, k)
     if cell.empty:
@@ -108,9 +115,14 @@ def twice_held_bytes(session: Session, arm: str, k: int) -> int | None:
     if not arm.endswith("-mmap"):
         return 0
     run = cell.iloc[0]
-    mine = session.loads[session.loads["run_id"].isin(cell["run_id"])]
-    predicted = int(mine.loc[mine["predicted_layer"], "layer"].nunique()) if arm.startswith("prerouter") else 1
-    return predicted * k * int(run["bank_bytes"]) // int(run["bank_slots"])
+    return session.loads["layer"].nunique() * k * int(run["bank_bytes"]) // int(run["bank_slots"])
+
+
+def above_end_bytes(session: Session, arm: str, k: int) -> Spread:
+    """Measured: the allocator's peak less what is live at the end, by round. Stacks, and all else that comes and goes:
+    a step's or a prompt's activations, too; nothing resets the peak from the process's start on."""
+    cell = session.cell(arm, k)
+    return median_spread(cell["alloc_peak_bytes"] - cell["alloc_active_bytes"])
 
 
 def findings(session: Session, claims: Claims) -> list[Finding]:
@@ -121,9 +133,9 @@ def findings(session: Session, claims: Claims) -> list[Finding]:
             continue
         _, name, *rest = claim.id.split(".")
         if name == "price_k8":
-            found += _price_findings(claim, session)
+            found += _price_findings(claim, session, Paper(claims))
         elif name == "double_hold":
-            found.append(_double_hold(claim, session))
+            found.append(_double_hold(claim, session, Paper(claims)))
         elif name in CLAIMED and rest:
             found += _counter_findings(claim, session, CLAIMED[name], rest[0])
         else:
@@ -132,8 +144,11 @@ def findings(session: Session, claims: Claims) -> list[Finding]:
 
 
 def _where(session: Session) -> str:
-    info = session.info
-    return f"{session.all_runs['tier'].iloc[0]} on {info.machine or 'this machine'}, condition {session.condition}"
+    return f"{_tier(session)} on {session.info.machine or 'this machine'}, condition {session.condition}"
+
+
+def _tier(session: Session) -> str:
+    return str(session.all_runs["tier"].iloc[0])
 
 
 def _counter_findings(claim: Claim, session: Session, column: str, route: str) -> list[Finding]:
@@ -150,11 +165,13 @@ def _counter_findings(claim: Claim, session: Session, column: str, route: str) -
                 ours = f"{value / GIB:.3g}"
                 if column == "alloc_active_bytes":
                     ours += f" (peak {values['alloc_peak_bytes'] / GIB:.3g})"
-                found.append(absolute(claim, ours, f"{column} of {_where(session)}", **place))
+                spread = median_spread(session.cell(arm, k)[column] / GIB)
+                here = {"machine": session.info.machine, "tier": _tier(session), "spreads": [spread]}
+                found.append(absolute(claim, ours, f"{column} of {_where(session)}", **here, **place))
     return found
 
 
-def _price_findings(claim: Claim, session: Session) -> list[Finding]:
+def _price_findings(claim: Claim, session: Session, paper: Paper) -> list[Finding]:
     table = prices(session)
     found = []
     for arm, base in GAIN_PAIRS:
@@ -165,15 +182,16 @@ def _price_findings(claim: Claim, session: Session) -> list[Finding]:
             found.append(Finding(claim, Status.NOT_TESTABLE, "", why, **place))
             continue
         ours = ", ".join(f"{_gap_words(here.loc[part])} {part}" for part in ("allocator", "page cache"))
-        found.append(absolute(claim, ours, f"{_where(session)}; {_share_words(claim, session, here)}", **place))
+        words = f"{_where(session)}; {_share_words(claim, session, here, paper)}"
+        found.append(absolute(claim, ours, words, machine=session.info.machine, tier=_tier(session), **place))
     return found
 
 
-def _share_words(claim: Claim, session: Session, here: pd.DataFrame) -> str:
+def _share_words(claim: Claim, session: Session, here: pd.DataFrame, paper: Paper) -> str:
     """Both prices as shares of the bytes of all routed experts: models of two sizes side by side."""
-    whole = LAYERS_35B * EXPERTS_35B * EXPERT_35B_BYTES / GIB
-    paper = ", ".join(f"{value / whole:+.1%}" for value in claim.value)
-    words = f"as shares of all routed experts the paper's are {paper}"
+    whole = paper.count("arch.35b.layers") * paper.count("arch.35b.experts") * EXPERT_BYTES / GIB
+    shares = ", ".join(f"{value / whole:+.1%}" for value in claim.value)
+    words = f"as shares of all routed experts the paper's are {shares}"
     if session.info.expert_bytes:
         ours = [here.loc[part, "mean_mib"] * MIB / session.info.expert_bytes for part in ("allocator", "page cache")]
         words += f", ours {ours[0]:+.1%}, {ours[1]:+.1%}"
@@ -185,30 +203,61 @@ def _gap_words(row: pd.Series) -> str:
     return f"{row['mean_mib']:+.1f} MiB{interval}"
 
 
-def _double_hold(claim: Claim, session: Session) -> Finding:
-    """What is in memory twice; and which arithmetic the paper's value may come from."""
-    held = {arm: twice_held_bytes(session, arm, PRICE_K) for arm in ARMS}
-    ours = "; ".join(f"{arm} {held[arm] / MIB:.1f} MiB" for arm in ARMS if held[arm] is not None)
-    stacks = PREDICTED_35B * PRICE_K * EXPERT_35B_BYTES
-    every = LAYERS_35B * PRICE_K * EXPERT_35B_BYTES
+def _double_hold(claim: Claim, session: Session, paper: Paper) -> Finding:
+    """What comes and goes beside what stays, measured and by design; and what the paper's value may be made of."""
+    parts = []
+    for arm in ARMS:
+        seen, most = above_end_bytes(session, arm, PRICE_K), stack_bytes(session, arm, PRICE_K)
+        if most is not None:
+            parts.append(f"{arm} {seen.median / MIB:.1f} MiB (stacks by design: {_at_most(most)})")
+    ours = f"measured, allocator peak less active: {'; '.join(parts)}" if parts else ""
+    predicted, layers = paper.count("arch.35b.predicted_layers"), paper.count("arch.35b.layers")
+    stacks, every = (count * PRICE_K * EXPERT_BYTES for count in (predicted, layers))
     why = (
-        f"a value of {claim.machine}; an expert of the released model has 1.6875 MiB, so the stacks of its "
-        f"{PREDICTED_35B} predicted layers at K={PRICE_K} are {stacks / GIB:.2f} GiB and those of all {LAYERS_35B} "
+        f"a value of {claim.machine}; an expert of the released model has {EXPERT_BYTES / MIB:.4f} MiB, so the stacks "
+        f"of its {predicted} predicted layers at K={PRICE_K} are {stacks / GIB:.2f} GiB and those of all {layers} "
         f"layers {every / GIB:.2f} GiB, neither of which is {claim.value}; but {stacks / 1e9:.3f} GB of 1e9 bytes are, "
-        "so the unit may be decimal. Our bank computes on its slots in place and holds nothing twice"
+        "so the unit may be decimal. Ours measured is everything that came and went since the process began, a "
+        "prompt's and a step's activations included; of that the arithmetic is what may be held twice: nothing where "
+        "the bank is computed on in place"
     )
     return Finding(claim, Status.NOT_TESTABLE, ours, why, k=str(PRICE_K))
+
+
+def _at_most(most: int) -> str:
+    return f"at most {most / MIB:.1f} MiB" if most else "none"
+
+
+def _twice_table(session: Session) -> str:
+    """What is held twice: measured and by design, K by K."""
+    planned = session.all_runs[session.all_runs["role"] == "arm"]
+    rows = []
+    for k, arm in sorted(set(planned[["k", "arm"]].itertuples(index=False, name=None)), key=_place):
+        seen, most = above_end_bytes(session, arm, k), stack_bytes(session, arm, k)
+        if most is not None:
+            measured = f"{seen.median / MIB:.1f} ({seen.low / MIB:.1f}-{seen.high / MIB:.1f})"
+            rows.append((str(k), arm, str(seen.n), measured, _at_most(most)))
+    header = (
+        "K",
+        "arm",
+        "rounds",
+        "measured: peak less active, MiB (min-max)",
+        "by design: stacks beside their bundles",
+    )
+    return markdown_table(header, rows, right_from=2)
 
 
 def markdown(session: Session, found: list[Finding], claims: Claims) -> str:
     """table.md."""
     blocks = [
         f"# Memory by named counters, {session.all_runs['tier'].iloc[0]}",
-        "\n".join(f"- {line}" for line in header_lines(session, TIME_BUDGET)),
+        *heading(header_lines(session, TIME_BUDGET), session),
         counter_table(session, ARMS),
         "\n".join(f"- {name}: {meaning}" for name, (_, meaning) in COUNTERS.items()),
         "## The price of the prerouter",
         _price_table(session),
+        "## Held twice",
+        _twice_table(session),
         "## The paper beside ours",
         _paper_table(found, claims),
         "## How to read",

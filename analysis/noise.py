@@ -43,7 +43,7 @@ LIKE = ("arm", "k", "condition", "bank_slots", "timed_steps")  # what runs of tw
 PASS, FAIL = "pass", "FAIL"
 HOW_TO_READ = (
     "Both runs of a pair are the same arm, one right after the other in the same round, first in turn: whatever their "
-    "ratio shows is noise. Its interval must hold 1.00, as it would in 19 of 20 such sessions.",
+    "ratio shows is noise. It passes when its interval contains 1.00, as it would in 19 of 20 such sessions.",
     "The smallest visible effect is the true ratio that this many rounds would have shown, four times out of five, as "
     "an interval above 1. Rounds needed are the other way round: how many it takes for an effect of a stated size.",
     "False positives: of 10,000 experiments resampled from these pairs, each with so many of them and with a lot for "
@@ -150,13 +150,13 @@ def summary(session: Session, cell: Cell, across: Across) -> pd.DataFrame:
             dict(zip(SUMMARY_COLUMNS, (measure, value, low, high, unit, n, verdict, session.name, note), strict=True))
         )
 
-    verdict = "" if n < 2 else PASS if ratio.contains(1) else FAIL
+    verdict = "" if n < 2 else f"{PASS}: contains 1.00" if ratio.contains(1) else f"{FAIL}: does not contain 1.00"
     put(
         "A/A ratio",
         ratio.ratio,
         "x",
         verdict=verdict,
-        note="interval holds 1.00",
+        note="passes when the interval contains 1.00" if n > 1 else "one pair has no interval",
         interval=(ratio.ci_low, ratio.ci_high),
     )
     put("spread of a pair's ratio", ratio.sd_log, "sd of log")
@@ -186,13 +186,14 @@ def findings(session: Session, cell: Cell, across: Across, claims: Claims) -> li
     """The paper's two statements on its own noise, ours beside them."""
     place = f"{session.info.tier or 'a synthesised checkpoint'} on {session.info.machine or 'this machine'}"
     where = {"k": str(cell.k), "arm": cell.arm}
+    here = {"machine": session.info.machine, "tier": session.info.tier}
     single, sessions = claims.by_id["noise.run_to_run"], claims.by_id["noise.cross_session"]
     spread = f"{_range(cell.speeds):.2f} ({cell.speeds.size} runs, largest less smallest over the median)"
     if len(across.medians) < 2:
         other = Finding(sessions, Status.NOT_TESTABLE, "", str(across), **where)
     else:
-        other = absolute(sessions, str(across), place, **where)
-    return [absolute(single, spread, place, **where), other]
+        other = absolute(sessions, str(across), place, **here, **where)
+    return [absolute(single, spread, place, **here, **where), other]
 
 
 def markdown(session: Session, cell: Cell, table: pd.DataFrame, compared: pd.DataFrame) -> str:

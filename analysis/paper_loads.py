@@ -20,11 +20,17 @@ from analysis.claims import Claims
 
 @dataclass(frozen=True)
 class PaperLoads:
-    """The paper's line `a + b x cold` (ms), as printed, and `points`: arm, k, cold_share, loads_per_step, ms."""
+    """The paper's line `a + b x cold` (ms), as printed, and `points`: arm, k, cold_share, loads_per_step, ms.
+
+    `machine`: what it was measured on, in words. `residual`, `residual_prerouter`: the largest ones, as printed (ms).
+    """
 
     a: float
     b: float
     points: pd.DataFrame
+    machine: str
+    residual: float
+    residual_prerouter: float
 
     @classmethod
     def of(cls, claims: Claims) -> PaperLoads:
@@ -41,7 +47,14 @@ class PaperLoads:
             row = {"arm": match[2], "k": int(match[1]), "cold_share": cold, "loads_per_step": loads}
             rows.append(row | {"ms": wait_ms / loads})
         points = pd.DataFrame(rows, columns="arm k cold_share loads_per_step ms".split())
-        return cls(float(claims.by_id["fit.intercept"].value), float(claims.by_id["fit.slope"].value), points)
+        slope = claims.by_id["fit.slope"]
+        stated = [claims.by_id[f"fit.{name}"].value for name in ("residual_all", "residual_prerouter")]
+        return cls(claims.by_id["fit.intercept"].value, slope.value, points, claims.machine_name(slope), *stated)
+
+    def cold_range(self, arm: str = "") -> tuple[float, float]:
+        """Smallest and largest cold share of its points (of an arm)."""
+        here = self.points.loc[self.points["arm"].str.startswith(arm), "cold_share"]
+        return float(here.min()), float(here.max())
 
     def line(self) -> tuple[float, float, float]:
         """Our least squares through the six points: (a, b, R^2)."""

@@ -1,7 +1,8 @@
-"""The figure of the prediction: predicted against measured speed, here on the left, the paper's machines on the right.
+"""The figure of the prediction: predicted beside measured speed, here on the left, the paper's machine on the right.
 
-Knows nothing of files other than the two that it writes. Points on the line agree; the band is 10% either way. Arms
-differ by colour and marker, K stands beside each point, so the figure reads in grey.
+A row for each K and arm: what was measured, 10% either way of it in grey, and what is predicted. Arms differ by colour
+and marker as well as by their row's name, so the figure reads in grey. Knows nothing of files other than the two that
+it writes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from analysis import style
 from analysis.figures import ARM_STYLES
 
 BAND = 0.10
+BAND_COLOR = "#D9D9D9"
+GROUP_GAP, ROW_INCHES = 0.7, 0.25
+K_POINTS = 128  # from a panel's axis to the left of the names of its groups
 WORDS = {"m2-16gb": "M2, 16 GB", "m4pro-24gb": "M4 Pro, 24 GB"}
 
 
@@ -31,66 +36,76 @@ def draw_predict(table: pd.DataFrame, headline: str, papers: Sequence[str]) -> F
     """The figure, not saved. Of the paper's machines only the first reserve of memory is drawn."""
     of_paper = table["machine"].isin(papers)
     here, paper = table[~of_paper], table[of_paper].drop_duplicates(["machine", "k", "arm"])
+    drawn = [_rows(part) for part in (here, paper)]
     lines = style.caption_lines(_caption(here, paper))
-    height = 4.7 + style.LINE_INCHES * len(lines)
-    figure = Figure(figsize=(9, height))
+    below, above = 0.95 + style.LINE_INCHES * len(lines), 0.85
+    rows = max(1.0, *((_places(part) or [0])[-1] + 1 for part in drawn))
+    height = above + below + ROW_INCHES * rows + 0.3
+    figure = Figure(figsize=(9.2, height))
     panels = figure.subplots(1, 2)
-    _panel(panels[0], here, "This machine", "measured tok/s (median, smallest to largest round)")
-    names = " and ".join(WORDS.get(name, name) for name in paper.dropna(subset=["tok_s"])["machine"].unique())
-    _panel(panels[1], paper, f"The paper's machine: {names}" if names else "The paper's machines", "the paper's tok/s")
-    figure.suptitle(textwrap.fill(headline, style.CAPTION_COLUMNS), x=0.07, ha="left", fontsize=9)
-    handles = [
-        Line2D([], [], color=arm.color, marker=arm.marker, linewidth=0, markersize=6, label=name, **_face(name))
-        for name, arm in ARM_STYLES.items()
-    ]
-    handles.append(Line2D([], [], color="black", linewidth=1, label="equal, and 10% either way"))
-    bottom = (0.75 + style.LINE_INCHES * len(lines)) / height
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        ncols=5,
-        frameon=False,
-        fontsize=8,
-        bbox_to_anchor=(0.5, bottom - 0.56 / height),
+    names = " and ".join(WORDS.get(name, name) for name in drawn[1]["machine"].unique())
+    _panel(panels[0], drawn[0], "This machine")
+    _panel(panels[1], drawn[1], f"The paper's machine: {names}" if names else "The paper's machines")
+    figure.suptitle(
+        textwrap.fill(headline, style.CAPTION_COLUMNS), x=0.02, y=1 - 0.08 / height, ha="left", fontsize=9, va="top"
     )
+    _legend(figure, (below - 0.78) / height)
     style.put_caption(figure, lines)
-    figure.subplots_adjust(left=0.07, right=0.98, top=1 - 0.75 / height, bottom=bottom + 0.42 / height, wspace=0.18)
+    figure.subplots_adjust(left=0.2, right=0.985, top=1 - above / height, bottom=below / height, wspace=0.74)
     return figure
 
 
-def _panel(axes, table: pd.DataFrame, title: str, label: str) -> None:
+def _rows(table: pd.DataFrame) -> pd.DataFrame:
+    known = table.dropna(subset=["tok_s", "measured_tok_s"])
+    order = known["arm"].map({name: place for place, name in enumerate(ARM_STYLES)})
+    return known.assign(order=order).sort_values(["machine", "k", "order"], ignore_index=True)
+
+
+def _legend(figure: Figure, bottom: float) -> None:
+    grey = {"color": "#444444", "linewidth": 0}
+    handles = [
+        Line2D([], [], marker="|", markersize=11, markeredgewidth=2, label="measured (median, min-max)", **grey),
+        Patch(facecolor=BAND_COLOR, label="10% either way"),
+        Line2D([], [], marker="o", markersize=6, label="predicted", **grey),
+        Line2D([], [], marker="o", markersize=6, markerfacecolor="white", label="predicted, page faults", **grey),
+    ]
+    figure.legend(
+        handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8, bbox_to_anchor=(0.5, bottom)
+    )
+
+
+def _places(table: pd.DataFrame) -> list[float]:
+    """The height of each row: one apart, with a gap where K changes."""
+    changes = table["k"].ne(table["k"].shift()).cumsum() - 1
+    return [position + GROUP_GAP * change for position, change in enumerate(changes)]
+
+
+def _panel(axes, table: pd.DataFrame, title: str) -> None:
+    """Rows by K, then in the order of `ARM_STYLES`."""
     style.dress(axes, title)
-    axes.set_xlabel(label)
-    axes.set_ylabel("predicted tok/s")
-    drawn = table.dropna(subset=["tok_s", "measured_tok_s"])
-    if drawn.empty:
+    axes.set_xlabel("tok/s")
+    axes.tick_params(axis="y", length=0)
+    if table.empty:
+        axes.set_yticks([])
         axes.text(0.5, 0.5, "nothing to compare", ha="center", va="center", transform=axes.transAxes)
         return
-    top = 1.15 * max(drawn["tok_s"].max(), drawn["measured_tok_s"].max(), drawn["measured_high"].fillna(0).max())
-    axes.fill_between([0, top], [0, (1 - BAND) * top], [0, (1 + BAND) * top], color="#DDDDDD", linewidth=0)
-    axes.plot([0, top], [0, top], color="black", linewidth=1)
-    for row in drawn.itertuples():
-        arm = ARM_STYLES[row.arm]
+    places = _places(table)
+    for place, row in zip(places, table.itertuples(), strict=True):
+        middle, arm = row.measured_tok_s, ARM_STYLES[row.arm]
+        axes.barh(place, 2 * BAND * middle, 0.74, left=(1 - BAND) * middle, color=BAND_COLOR, linewidth=0)
         if not pd.isna(row.measured_low):
-            axes.hlines(row.tok_s, row.measured_low, row.measured_high, color=arm.color, linewidth=1)
-        axes.plot(row.measured_tok_s, row.tok_s, arm.marker, color=arm.color, markersize=7, zorder=3, **_face(row.arm))
-        right, below = row.arm.startswith("prerouter"), row.arm in ("prerouter", "ondemand-mmap")  # a corner for each
-        axes.annotate(
-            f"K={row.k}",
-            (row.measured_tok_s, row.tok_s),
-            xytext=(7 if right else -7, -8 if below else 8),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="center",
-            fontsize=7,
-        )
-    axes.set_xlim(0, top)
-    axes.set_ylim(0, top)
-
-
-def _face(arm: str) -> dict[str, str]:
-    """Page faults are drawn hollow."""
-    return {"markerfacecolor": "white"} if arm.endswith("-mmap") else {"markeredgecolor": "white"}
+            axes.hlines(place, row.measured_low, row.measured_high, color="#444444", linewidth=1)
+        axes.vlines(middle, place - 0.37, place + 0.37, color="#444444", linewidth=2)
+        face = {"markerfacecolor": "white"} if row.arm.endswith("-mmap") else {"markeredgecolor": "white"}
+        axes.plot(row.tok_s, place, arm.marker, color=arm.color, markersize=6.5, zorder=3, **face)
+    axes.set_ylim(places[-1] + 0.8, -0.8)
+    axes.set_xlim(0, 1.1 * table[["tok_s", "measured_tok_s", "measured_high"]].max().max())
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(places, table["arm"] + table["note"].ne("").map({True: " *", False: ""}))
+    for k in table["k"].unique():
+        group = [place for place, value in zip(places, table["k"], strict=True) if value == k]
+        place = {"xycoords": axes.get_yaxis_transform(), "xytext": (-K_POINTS, 0), "textcoords": "offset points"}
+        axes.annotate(f"K = {k}", (0, sum(group) / len(group)), weight="bold", va="center", **place)
 
 
 def _caption(here: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
@@ -105,6 +120,7 @@ def _caption(here: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
         )
         parts.append(f"the paper's machines: generated routes, page cache of {caches}")
         if paper["tok_s"].isna().any():
-            parts.append("machines without a known compute time have no point")
-        parts.append("their prerouter points are not predictions: compute time comes from those rows")
+            parts.append("machines without a known compute time have no row")
+        if paper["note"].ne("").any():
+            parts.append("* no prediction: the compute time comes from that row")
     return parts

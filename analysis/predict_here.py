@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.machines import MACHINES, load_machine
+from analysis.machines import MACHINES, load_machine, read_table
 from analysis.rows import ARMS, Session, load_session, read_json
 from analysis.serving_model import Arm, Compute, LoadCost, Workload, loads_of, timed
 from analysis.traces import Trace, load_trace
+from analysis.units import MIB
 
 FAULTS = "-mmap"
+FIT_COLUMNS = "way layout a_ms b_ms build_ms".split()
 FIT_WAY = {"": "willneed", FAULTS: "mmap"}  # arm suffix -> way of reading in the fit
-WARM_UPS = 3  # how often the warm-up is decoded in the simulation; a session repeats it until it is steady
+LEAST_COLD_GAP = 0.5  # how far the cold shares of the cold and the warm session must be apart to say what cold costs
 COLUMNS = (
     "machine tier arm k cache_mib tok_s measured_tok_s measured_low measured_high error step_ms measured_step_ms "
     "wait_ms measured_wait_ms loads measured_loads cold_share measured_cold_share mib measured_mib compute_ms "
-    "load_host_ms load_a_ms load_b_ms source fit_tok_s fit_error fit_a_ms fit_b_ms rounds session"
+    "load_host_ms load_a_ms load_b_ms source fit_tok_s fit_error fit_a_ms fit_b_ms rounds session note"
 ).split()
 
 
@@ -75,7 +76,7 @@ def read_evidence(folder: Path) -> Evidence:
         trace = load_trace(path)
         if trace.about.get("source") == "recorded":
             traces["prerouter" if trace.about.get("prerouter") == "route" else "ondemand", trace.k] = trace
-    fit = pd.read_csv(needed["fit"] / "summary.csv")
+    fit = read_table(needed["fit"] / "summary.csv", FIT_COLUMNS)
     gain = parallel_gain(str(target.info.machine), int(settings["reader_threads"]))
     return Evidence(folder, target, settings, compute, loads, cold, fit, gain, traces)
 
@@ -92,8 +93,9 @@ def parallel_gain(machine: str, threads: int, folder: Path = MACHINES) -> float:
     return max(1.0, rates[min(rates, key=lambda count: abs(count - threads))] / rates[1])
 
 
-def workload(evidence: Evidence, route: str, k: int) -> Workload:
-    """The session's own tokens: its prompt, its warm-up, its timed steps."""
+def workload(evidence: Evidence, arm: str, k: int) -> Workload:
+    """The session's own tokens: its prompt, its warm-up as often as the arm's runs decoded it, its timed steps."""
+    route, runs = arm.partition("-")[0], evidence.target.cell(arm, k)
     settings, traces = evidence.settings, evidence.traces
     prompt_tokens, warm_up = int(settings["prompt_tokens"]), int(settings["warmup_steps"])
     for name in {route, "ondemand"}:
@@ -110,8 +112,9 @@ def workload(evidence: Evidence, route: str, k: int) -> Workload:
             f"trace of route {route} at K={k}: expected {steps} steps, as the session has; found {len(routes)}"
         )
     predicted = predicted_columns(trace)
+    repeats = max(1, round(float(runs["warmup_steps"].median()) / warm_up)) if warm_up else 1
     return Workload(
-        routes, trace.experts, expert_bytes(trace), predicted, warm_up, WARM_UPS, native.routes[: max(0, skipped)]
+        routes, trace.experts, expert_bytes(trace), predicted, warm_up, repeats, native.routes[: max(0, skipped)]
     )
 
 
@@ -138,7 +141,7 @@ class Calibration:
 
 
 def calibrate(evidence: Evidence, arm: str, k: int) -> Calibration:
-    """Raises ValueError where a calibration session lacks the arm, or the fit its way of reading."""
+    """Raises ValueError where a calibration session lacks the arm or its cold shares, or the fit its way of reading."""
     faults = arm.endswith(FAULTS)
     (bare, few), (laden, many) = (_besides_loads(s, arm, k) for s in (evidence.compute, evidence.loads))
     slope = max(0.0, (laden - bare) / (many - few)) if many - few > 1 else 0.0
@@ -152,8 +155,7 @@ def calibrate(evidence: Evidence, arm: str, k: int) -> Calibration:
     fitted = LoadCost(float(first["a_ms"]) + built, float(first["b_ms"]), gain)
     if evidence.cold is None:
         return Calibration(compute, fitted, fitted, f"fit of {way}")
-    a = _load_ms(evidence.loads, arm)
-    return Calibration(compute, LoadCost(a, max(0.0, _load_ms(evidence.cold, arm) - a)), fitted, "warm, cold session")
+    return Calibration(compute, _load_cost(evidence.loads, evidence.cold, arm), fitted, "warm, cold session")
 
 
 def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
@@ -164,18 +166,18 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
     for k, arm in sorted(cells.itertuples(index=False, name=None), key=lambda cell: (cell[0], cell[1])):
         if arm not in ARMS:
             continue
-        runs, route, serial = target.cell(arm, k), arm.partition("-")[0], arm.endswith(FAULTS)
+        runs, serial = target.cell(arm, k), arm.endswith(FAULTS)
         found = calibrate(evidence, arm, k)
         cache = math.inf if budget is None else budget
         way = Arm(
             bank_slots=int(runs["bank_slots"].iloc[0]),
             cache_bytes=cache,
-            prerouter=route == "prerouter",
+            prerouter=arm.startswith("prerouter"),
             serial=serial,
             threads=int(settings["reader_threads"]),
             launch_groups=int(settings["launch_groups"]),
         )
-        work = workload(evidence, route, k)
+        work = workload(evidence, arm, k)
         steps = loads_of(work, way)
         said, by_fit = (timed(work, way, cost, found.compute, steps) for cost in (found.cost, found.fitted))
         speeds = runs["tok_s"]
@@ -186,7 +188,7 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
                 "tier": target.info.tier,
                 "arm": arm,
                 "k": k,
-                "cache_mib": cache / 2**20,
+                "cache_mib": cache / MIB,
                 "tok_s": said.tok_s,
                 "measured_tok_s": measured,
                 "measured_low": float(speeds.min()),
@@ -201,7 +203,7 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
                 "cold_share": said.cold_share,
                 "measured_cold_share": float(runs["cold_share"].mean()),
                 "mib": said.mib,
-                "measured_mib": float((runs["cold_share"] * runs["asked_bytes_per_step"]).mean()) / 2**20,
+                "measured_mib": float((runs["cold_share"] * runs["asked_bytes_per_step"]).mean()) / MIB,
                 "compute_ms": found.compute.step_ms,
                 "load_host_ms": found.compute.load_ms,
                 "load_a_ms": found.cost.a_ms,
@@ -213,6 +215,7 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
                 "fit_b_ms": found.fitted.b_ms,
                 "rounds": len(runs),
                 "session": target.name,
+                "note": "",
             }
         )
     return rows
@@ -235,14 +238,29 @@ def _besides_loads(session: Session, arm: str, k: int) -> tuple[float, float]:
     return float((runs["step_ms_per_step"] - taken).median()), float(runs["loads_per_step"].mean())
 
 
-def _load_ms(session: Session, arm: str) -> float:
-    """Mean time of one load of an arm, over all K: sums are predicted, so a mean and no median."""
+def _load_cost(warm: Session, cold: Session, arm: str) -> LoadCost:
+    """The line through the two sessions' loads, at the cold shares that they were measured with."""
+    (low_ms, low), (high_ms, high) = (_mean_load(session, arm) for session in (warm, cold))
+    if not high - low >= LEAST_COLD_GAP:
+        raise ValueError(
+            f"sessions {warm.name} and {cold.name}: {arm}: expected cold shares {LEAST_COLD_GAP} apart or more, "
+            f"found {low:.3f} and {high:.3f}"
+        )
+    b_ms = max(0.0, (high_ms - low_ms) / (high - low))
+    return LoadCost(max(0.0, low_ms - b_ms * low), b_ms)
+
+
+def _mean_load(session: Session, arm: str) -> tuple[float, float]:
+    """(ms, cold share) of one load of an arm, means over all K: sums are predicted, so a mean and no median. The cold
+    share is that of the loads that were probed; NaN where none was."""
     runs = session.runs[(session.runs["role"] == "arm") & (session.runs["arm"] == arm)]
     timed = _timed_loads(session)
-    loads = timed.loc[timed["run_id"].isin(runs["run_id"]), "ms"]
+    loads = timed[timed["run_id"].isin(runs["run_id"])]
     if loads.empty:
         raise ValueError(f"session {session.name}: {arm} loads nothing there, so a load's cost is unknown")
-    return float(np.mean(loads))
+    probed = loads[loads["cold_bytes"] >= 0]
+    cold = probed["cold_bytes"].sum() / probed["asked_bytes"].sum() if len(probed) else math.nan
+    return float(loads["ms"].mean()), float(cold)
 
 
 def _timed_loads(session: Session) -> pd.DataFrame:

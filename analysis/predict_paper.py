@@ -17,12 +17,18 @@ from analysis.machines import Machine
 from analysis.predict_here import FAULTS, expert_bytes, predicted_columns
 from analysis.rows import ARMS
 from analysis.serving_model import Arm, Compute, LoadCost, Workload, predict
+from analysis.source_checks import run_checks
+from analysis.source_paper import KS, Outcome, Paper
+from analysis.spans import Span
 from analysis.traces import Trace
+from analysis.units import MIB
 
 SHARED_LRU = 64  # bundles that the paper's engine keeps
+LENDS_COMPUTE = "prerouter-mmap"  # the arm whose rows a machine file took the computation's time from
+SINGLE_K = 4  # of the one speed that the paper states of its larger machine
 COUNTED = 64  # tokens at a trace's end that are counted; those before fill the page cache
 TIER = "released shape"
-GIB, MIB = 2**30, 2**20
+DERIVED = "no prediction: the compute time is derived from this very row"
 
 
 def workload(trace: Trace) -> Workload:
@@ -48,7 +54,8 @@ def rows_paper(
 ) -> list[dict[str, Any]]:
     """One row per K, arm and reserve (bytes of memory that are no page cache), with the columns of `predict_here`.
 
-    Speeds are NaN where the machine's compute time is not known; loads, cold shares and waiting are there all the same.
+    Rows that lent their compute time have no error: they are no predictions. Speeds are NaN where the machine's compute
+    time is not known; loads, cold shares and waiting are there all the same.
     """
     serving, rows = machine.serving, []
     cost = LoadCost(serving["load_a_ms"], serving["load_b_ms"])
@@ -56,7 +63,7 @@ def rows_paper(
         work, k = workload(trace), trace.k
         known = serving.get("compute_ms", {}).get(str(k))
         for name in ARMS:
-            stated = paper_row(machine, claims, name, k)
+            stated, lends = paper_row(machine, claims, name, k), bool(known) and name == LENDS_COMPUTE
             for reserve in reserves:
                 cache = serving.get("cache_bytes", machine.values["ram_bytes"] - reserve)
                 said = predict(work, arm_of(name, work, k, max(0, cache)), cost, Compute(known or 0.0))
@@ -70,7 +77,7 @@ def rows_paper(
                         "cache_mib": max(0, cache) / MIB,
                         "tok_s": speed,
                         "measured_tok_s": stated["tok_s"],
-                        "error": speed / stated["tok_s"] - 1,
+                        "error": math.nan if lends else speed / stated["tok_s"] - 1,
                         "step_ms": said.step_ms if known else math.nan,
                         "measured_step_ms": 1e3 / stated["tok_s"],
                         "wait_ms": said.wait_ms,
@@ -87,6 +94,7 @@ def rows_paper(
                         "load_b_ms": cost.b_ms,
                         "source": serving["load_source"],
                         "session": f"trace {trace.name}",
+                        "note": DERIVED if lends else "",
                     }
                 )
     return rows
@@ -102,7 +110,7 @@ def paper_row(machine: Machine, claims: Claims, arm: str, k: int) -> dict[str, f
     single = "tab1.35b.decode" if index else "tab1.35b.decode_no_prerouter"
     for name, place in ((f"tab3.k{k}", index), (single, None)):
         claim = claims.by_id.get(name)
-        if claim is None or claim.machine != machine.id or (place is None and k != 4):
+        if claim is None or claim.machine != machine.id or (place is None and k != SINGLE_K):
             continue
         found = nothing | {"tok_s": float(claim.value if place is None else claim.value[place])}
         if place is not None:
@@ -115,40 +123,58 @@ def paper_row(machine: Machine, claims: Claims, arm: str, k: int) -> dict[str, f
     return nothing
 
 
-def cannot_be_met(machine: Machine, traces: Sequence[Trace], claims: Claims) -> list[str]:
-    """Where the paper's rows contradict its own model, whatever the page cache holds: one line each."""
-    a, b = machine.serving["load_a_ms"], machine.serving["load_b_ms"]
+def unexplained(machine: Machine, claims: Claims) -> list[str]:
+    """What of the paper's rows of a machine its own model does not give whatever the page cache holds, one line each.
+
+    By the ranges that the printed digits allow (`analysis.source_checks`), and with the largest residual that is stated
+    of the load cost. Raises ValueError for a claims file that lacks what is checked.
+    """
+    checks, paper = run_checks(claims), Paper(claims)
+    a, b, off = (paper.span(name) for name in ("fit.intercept", "fit.slope", "fit.residual_all"))
     lines = []
-    for trace in sorted(traces, key=lambda trace: trace.k):
-        k, most = trace.k, len(trace.layers) * trace.k
-        for arm in (name for name in ARMS if name.endswith(FAULTS)):
-            stated, where = paper_row(machine, claims, arm, k), f"K={k}, {arm.removesuffix(FAULTS)}"
-            step, wait = 1e3 / stated["tok_s"], stated["wait_ms"]
-            if stated["loads"] > most:
+    if claims.by_id["tab3.k8"].machine == machine.id:
+        lines += [
+            f"{check.what}: {check.found}"
+            for check in checks
+            if check.against and check.outcome is not Outcome.AGREES
+            if check.claims[0].startswith(("tab4.", "tab3.blocked."))
+        ]
+        for k in KS:
+            most, cold = paper.count("arch.35b.layers") * k, paper.span(f"tab4.k{k}.ondemand", 1)
+            wait, longest = paper.blocked_ms(k, "ondemand"), (a + b * cold).high + off.high
+            if most * longest < wait.low:
+                needs = (wait.low / most - off.high - a.high) / b.high
                 lines.append(
-                    f"{where}: {stated['loads']:.0f} loads per step (MiB per step over MiB per load), and "
-                    f"{len(trace.layers)} layers of K={k} experts ask for {most} at the most"
+                    f"ondemand at K={k}: all {most} loads at the stated cold share of {cold.text(3)}, each "
+                    f"{off.high:.3f} ms above the fit, wait {most * longest:.0f} ms; stated are {wait.text(2)} ms, "
+                    f"which takes a cold share of {needs:.2f} at the least"
                 )
-            if wait > step:
-                lines.append(f"{where}: {wait:.0f} ms of waiting in a step of {step:.0f} ms ({stated['tok_s']} tok/s)")
-            if arm.startswith("ondemand"):
-                at_stated = most * (a + b * stated["cold"])
-                if at_stated < wait:
-                    lines.append(
-                        f"{where}: all {most} loads at the stated cold share of {stated['cold']:.2f} wait "
-                        f"{at_stated:.0f} ms; stated {wait:.0f} ms, which takes a cold share of "
-                        f"{(wait / most - a) / b:.2f}"
-                    )
-                if math.isnan(wait) and most * a > step:
-                    lines.append(
-                        f"{where}: {most} loads, all from the page cache, wait {most * a:.0f} ms at {a} ms each; its "
-                        f"step takes {step:.0f} ms ({stated['tok_s']} tok/s), so the load cost of "
-                        f"{machine.serving.get('load_machine', 'this machine')} is not this machine's, or most loads "
-                        "are not made"
-                    )
-            elif stated["loads"] < 0.5 * most:
-                lines.append(
-                    f"{where}: {stated['loads']:.0f} loads per step are {stated['loads'] / most:.0%} of the experts "
-                    f"routed to, with a reuse between tokens of 25%; a bank would have to find the rest"
-                )
+    single = claims.by_id["tab1.35b.decode_no_prerouter"]
+    if single.machine == machine.id:
+        most = paper.count("arch.35b.layers") * SINGLE_K
+        shortest, step = most * (a.low - off.high), Span(1000, 1000) / paper.span(single.id)
+        if shortest > step.high:
+            lines.append(
+                f"ondemand at K={SINGLE_K}: {most} loads, all from the page cache, wait {shortest:.0f} ms or more by "
+                f"the fit of {machine.serving.get('load_machine', 'this machine')}; its step takes {step.text(1)} ms "
+                f"({single.value} tok/s), so that load cost is not this machine's, or most loads are not made"
+            )
+    return lines
+
+
+def implications(machine: Machine, claims: Claims) -> list[str]:
+    """What the paper's rows ask of the bank: not impossible, but to be explained. One line each."""
+    if claims.by_id["tab3.k8"].machine != machine.id:
+        return []
+    paper, reuse = Paper(claims), claims.by_id.get("reuse.adjacent")
+    stated = f"; the next token repeats a share of {reuse.value} by the paper" if reuse is not None else ""
+    lines = []
+    for k in KS:
+        loads, most = paper.loads(k, "prerouter"), paper.count("arch.35b.layers") * k
+        if loads.high < most:
+            share = loads / most
+            lines.append(
+                f"prerouter at K={k}: {loads.text(1)} loads per step are {share.low:.0%} to {share.high:.0%} of the "
+                f"{most} experts routed to, so that a bank has to find the others{stated}"
+            )
     return lines

@@ -18,9 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import regression, style
+from analysis.heading import guest_cold
 from analysis.loads import read_table, require
 from analysis.regression import Fit
 from analysis.rows import MIB, markdown_table, publishing, read_json, run_command
+from analysis.units import GIB, number
 
 SUMMARY_COLUMNS = (
     "group a_ms a_low a_high b_ms b_low b_high r2 max_residual_ms bins n cold0_ms cold1_ms mib_per_load left_out"
@@ -28,7 +30,6 @@ SUMMARY_COLUMNS = (
 COLD_NAMES, MS_NAMES = ("cold_share", "cold"), ("ms", "ms_per_load", "load_ms")
 GROUP_NAMES = (("way", "layout"), ("arm", "k"))
 PERCENT = 1.5  # a cold share above this was written in per cent, or is no share
-GIB = 2**30
 HOW_TO_READ = (
     "`a` is a read whose bytes are all in the page cache, `a + b` one whose bytes all come from the device; brackets "
     "are 95% intervals of drawing each bin's reads again.",
@@ -82,13 +83,17 @@ def read_rows(path: Path, columns: Columns) -> pd.DataFrame:
 
 
 def _of_session(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
-    """A session's loads with arm and K of their runs, timed steps of valid runs only; other tables as they are."""
+    """A session's loads with arm and K of their runs; other tables as they are.
+
+    Timed steps of valid runs of arms only: A/A and drift runs repeat an arm, and are no loads of it.
+    """
     runs = path.parent / "runs.parquet"
     if "run_id" not in rows.columns or not runs.exists():
         return rows
     known = read_table(runs)
-    require(runs, known, ("run_id", "arm", "k", "void"))
-    joined = rows.merge(known.loc[~known["void"].astype(bool), ["run_id", "arm", "k"]], on="run_id")
+    require(runs, known, ("run_id", "role", "arm", "k", "void"))
+    kept = known[~known["void"].astype(bool) & (known["role"] == "arm")]
+    joined = rows.merge(kept[["run_id", "arm", "k"]], on="run_id")
     return joined[joined["step"] >= 0].reset_index(drop=True) if "step" in joined.columns else joined
 
 
@@ -197,7 +202,8 @@ def about_lines(path: Path, rows: pd.DataFrame) -> list[str]:
     about = document if isinstance(document, dict) else {}
     names = ("machine", "tier", "condition", "session", "commit")
     lines = [f"{name}: {about[name]}" for name in names if about.get(name)]
-    return [*(lines or ["machine: not named by the rows"]), f"rows: {path.name}, n={len(rows)} reads"]
+    lines = lines or ["machine: not named by the rows"]
+    return [*lines, f"n: {len(rows)} reads, of {path.name}", *guest_cold(about.get("lower_cache"))]
 
 
 def markdown(path: Path, rows: pd.DataFrame, found: dict[str, Fit], why_not: dict[str, str]) -> str:
@@ -214,12 +220,12 @@ def markdown(path: Path, rows: pd.DataFrame, found: dict[str, Fit], why_not: dic
                 row.group,
                 f"{row.a_ms:.3f} ({row.a_low:.3f}-{row.a_high:.3f})",
                 f"{row.b_ms:.3f} ({row.b_low:.3f}-{row.b_high:.3f})",
-                _number(row.r2),
+                number(row.r2, ".3f"),
                 f"{row.max_residual_ms:.3f}",
                 str(row.bins),
                 str(row.n),
                 str(row.left_out),
-                *map(_number, numbers),
+                *(number(value, ".3f") for value in numbers),
             )
         )
     blocks = [
@@ -233,10 +239,6 @@ def markdown(path: Path, rows: pd.DataFrame, found: dict[str, Fit], why_not: dic
     return "\n\n".join(blocks) + "\n"
 
 
-def _number(value: float) -> str:
-    return "" if pd.isna(value) else f"{value:.3f}"
-
-
 def draw(path: Path, rows: pd.DataFrame, found: dict[str, Fit]) -> Figure:
     """Every read as a dot, the medians of the bins, and the line, a panel per group."""
     caption = style.caption_lines(about_lines(path, rows))
@@ -247,7 +249,7 @@ def draw(path: Path, rows: pd.DataFrame, found: dict[str, Fit]) -> Figure:
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     low = (0.62 + style.LINE_INCHES * len(caption)) / height
     figure.subplots_adjust(left=0.07, right=0.985, top=1 - 0.32 / height, bottom=low, wspace=0.08, hspace=0.28)
-    for number, (axes, (group, line)) in enumerate(zip(panels, found.items(), strict=False)):
+    for place, (axes, (group, line)) in enumerate(zip(panels, found.items(), strict=False)):
         here = rows[rows["group"] == group]
         axes.plot(here["cold"], here["ms"], ".", color="#BBBBBB", markersize=3, rasterized=True)
         axes.plot([0, 1], [line.at(0), line.at(1)], color=style.COLORS[0], linewidth=1.4)
@@ -257,9 +259,9 @@ def draw(path: Path, rows: pd.DataFrame, found: dict[str, Fit]) -> Figure:
         sign = "+" if line.b >= 0 else "-"
         text = f"{line.a:.2f} {sign} {abs(line.b):.2f} x cold, n = {line.n}"
         axes.text(0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=8, bbox={"fc": "white", "ec": "none"})
-        if number % columns == 0:
+        if place % columns == 0:
             axes.set_ylabel("milliseconds per read")
-        if number + columns >= len(found):
+        if place + columns >= len(found):
             axes.set_xlabel("cold share of the read")
             axes.tick_params(labelbottom=True)
         style.dress(axes, group)

@@ -53,6 +53,18 @@ class End:
 
 
 @dataclass(frozen=True)
+class ResidualShare:
+    """A largest residual: in ms, as a share of a + b with its 95% interval; its loads and the line's bins."""
+
+    ms: float
+    share: float
+    low: float
+    high: float
+    n: int
+    bins: int
+
+
+@dataclass(frozen=True)
 class Fit:
     """`a + b x cold` in ms per load, through `bins`. Intervals are 95%; `residuals` are measured less fitted, by bin.
 
@@ -82,19 +94,24 @@ class Fit:
         """The largest residual, in ms, without its sign."""
         return max(map(abs, self.residuals))
 
-    def worst_share(self, from_cold: float = 0.0) -> tuple[float, float, float]:
-        """The largest residual over a + b among bins from a cold share on, with its 95% interval.
+    def residual_share(self, line_from: float = 0.0, from_cold: float = 0.0) -> ResidualShare:
+        """The largest residual over a + b of the line through the bins from cold share `line_from` on.
 
-        NaN where there is no such bin. The interval leans upward, since the largest of several noisy values does.
+        Residuals of bins from `from_cold` on count. NaN with n 0 where there is none, or no line. The interval leans
+        upward, since the largest of several noisy values does.
         """
-        here = np.array([part.cold >= from_cold for part in self.bins])
-        if not here.any():
-            return math.nan, math.nan, math.nan
-        x = np.array([part.cold for part in self.bins])
-        starts, slopes = _lines(x, self.drawn)
+        x, y = np.array([part.cold for part in self.bins]), np.array([part.ms for part in self.bins])
+        used = x >= line_from - SAME_SHARE
+        counted = used & (x >= from_cold - SAME_SHARE)
+        if used.sum() < 2 or not counted.any():
+            return ResidualShare(math.nan, math.nan, math.nan, math.nan, 0, int(used.sum()))
+        a, b, _ = line(x[used], y[used])
+        starts, slopes = _lines(x[used], self.drawn[used])
         shares = np.abs(self.drawn - starts - x[:, None] * slopes) / np.abs(starts + slopes)
-        low, high = np.quantile(shares[here].max(axis=0), (0.025, 0.975))
-        return float(np.abs(np.array(self.residuals)[here]).max() / abs(self.a + self.b)), float(low), float(high)
+        low, high = np.quantile(shares[counted].max(axis=0), (0.025, 0.975))
+        worst = float(np.abs(y - a - b * x)[counted].max())
+        n = sum(part.n for part, mine in zip(self.bins, counted, strict=True) if mine)
+        return ResidualShare(worst, worst / abs(a + b), float(low), float(high), n, int(used.sum()))
 
     def at(self, cold: float) -> float:
         return self.a + self.b * cold

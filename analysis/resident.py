@@ -1,8 +1,8 @@
 """The engine beside stock mlx-lm: `python -m analysis.resident SESSION --limited S --limit L --claims C --out DIR`.
 
 Two sessions of the same arms: one where every expert fits, one in which each arm's whole process has a memory limit
-below the checkpoint. Writes summary.csv, compare.csv and table.md, all or none, and prints table.md. An arm that its
-limit killed has void rows with that reason: it is told, not counted as a speed. Sessions are never divided.
+below the checkpoint. Writes summary.csv, compare.csv, table.md and the figure, all or none, and prints table.md. An arm
+that its limit killed has void rows with that reason: it is told, not counted as a speed. Sessions are never divided.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import Claim, Claims, load_claims
-from analysis.findings import Finding, Status, absolute, compare_rows, value_text
+from analysis.findings import DRIFTED, Finding, Status, absolute, compare_rows, relation, value_text
+from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
+from analysis.resident_figure import Panel, save_resident_figure
 from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command
 from analysis.statistics import Ratio, median_spread
 from analysis.tab3 import header_lines
+from analysis.units import GIB
 
 COMMAND = "snakemake resident"
 TIME_BUDGET = "about 15 minutes with a small tier, both sessions"
-GIB = 2**30
 ARMS = ("ondemand", "prerouter", "resident")
 ENGINE, STOCK = ("prerouter", "ondemand"), "resident"
 KILLED = "killed by its limit"  # in a run's reason to be void
@@ -37,7 +39,8 @@ HOW_TO_READ = (
     "With a limit the process may hold less than the checkpoint: weights, bank, caches, interpreter and the page cache "
     "of what it reads count together. The engine has its usual bank there and finds no page of an expert in the cache, "
     "which is the least that a machine would leave it.",
-    "A process that asks for more than its limit is ended by the system. It has no speed then, and no ratio is made.",
+    "A process that asks for more than its limit is ended by the system. It has no speed then and no ratio is made: "
+    "the limit is below the checkpoint, which stock mlx-lm holds whole, so that it cannot be otherwise.",
 )
 
 
@@ -47,6 +50,10 @@ class Limited:
 
     about: Mapping[str, Any]
     session: Session | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.about['limit_bytes'] / MIB:.0f} MiB for the process"
 
     @property
     def words(self) -> str:
@@ -134,11 +141,14 @@ def _stock(claim: Claim, free: Session) -> Finding:
     if cell.empty:
         return Finding(claim, Status.NOT_TESTABLE, "", f"stock mlx-lm: {outcome(free, STOCK, k)}", k=str(k), arm=STOCK)
     if claim.id == "resident.decode":
-        ours = f"{cell['tok_s'].median():.3g}"
+        ours, spread = f"{cell['tok_s'].median():.3g}", median_spread(cell["tok_s"])
     else:
         ours = f"{values['alloc_peak_bytes'] / GIB:.3g} allocator peak, {values['rss_peak_bytes'] / GIB:.3g} peak RSS"
-    place = f"{free.all_runs['tier'].iloc[0]} on {free.info.machine}, where all of it fits in memory"
-    return absolute(claim, ours, place, k=str(k), arm=STOCK)
+        spread = median_spread(cell["alloc_peak_bytes"] / GIB)
+    tier = str(free.all_runs["tier"].iloc[0])
+    place = f"{tier} on {free.info.machine}, where all of it fits in memory"
+    here = {"machine": free.info.machine, "tier": tier, "spreads": [spread], "k": str(k), "arm": STOCK}
+    return absolute(claim, ours, place, **here)
 
 
 def _free_ratio(claim: Claim, free: Session, arm: str) -> Finding:
@@ -149,7 +159,10 @@ def _free_ratio(claim: Claim, free: Session, arm: str) -> Finding:
 
 
 def _limited_ratio(claim: Claim, limited: Limited, arm: str) -> tuple[Finding, str]:
-    """Whether the engine is faster where the checkpoint does not fit: by its ratio, or because stock cannot run."""
+    """Whether the engine is faster where the checkpoint does not fit: by its ratio, and only where both ran.
+
+    A limit below the checkpoint ends stock mlx-lm by construction, so that it ended says nothing of how fast it is.
+    """
     session = limited.session
     place: dict[str, Any] = {"arm": f"{arm}/{STOCK}, limited"}
     if session is None:
@@ -157,27 +170,24 @@ def _limited_ratio(claim: Claim, limited: Limited, arm: str) -> tuple[Finding, s
         return Finding(claim, Status.NOT_TESTABLE, "", why, **place), ""
     k = the_k(session)
     place["k"] = str(k)
-    ratio, serves = over_stock(session, arm), len(session.cell(arm, k))
+    ratio = over_stock(session, arm)
     planned, killed = killed_runs(session, STOCK, k)
     ours = f"{arm} {outcome(session, arm, k)}; {STOCK} {outcome(session, STOCK, k)}"
-    if limited.about["checkpoint_bytes"] <= limited.about["limit_bytes"]:
-        why = f"outside the claim's regime: the whole checkpoint is no larger than the limit of {limited.words}"
-        finding = Finding(claim, Status.NOT_TESTABLE, ours, why, **place)
-    elif planned and killed == planned and serves:
-        why = f"stock mlx-lm cannot run in {limited.words}; the engine can, so there is no factor to set beside 5.0x"
-        finding = Finding(claim, Status.HOLDS, ours, why, **place)
-    elif session.drift().void_verdict:
-        finding = Finding(claim, Status.NOT_TESTABLE, ours, "no verdict: the session drifted", **place)
-    elif ratio.n and (ratio.ci_low > 1 or ratio.ci_high < 1):
-        status = Status.HOLDS if ratio.ci_low > 1 else Status.FAILS
-        finding = Finding(claim, status, f"{ratio}, n={ratio.n}", f"limit of {limited.words}", **place)
-    elif ratio.n:
-        finding = Finding(claim, Status.NOT_TESTABLE, ours, f"undecided: {ratio}, n={ratio.n}, spans 1", **place)
-    else:
-        finding = Finding(
-            claim, Status.NOT_TESTABLE, ours, "no round in which both arms, or the engine alone, ran", **place
+    blocked = ""
+    if session.drift().void_verdict:
+        blocked = DRIFTED
+    elif limited.about["checkpoint_bytes"] <= limited.about["limit_bytes"]:
+        blocked = f"outside the claim's regime: the whole checkpoint is no larger than the limit of {limited.words}"
+    elif killed and not ratio.n:
+        blocked = (
+            f"stock mlx-lm holds the whole checkpoint and the limit is below it ({limited.words}), so it is killed "
+            f"by construction ({killed} of {planned} rounds); a machine that pages instead of ending it has the ratio"
         )
-    return finding, session.name
+    elif not ratio.n:
+        blocked = "no round in which both arms ran"
+    shown = f"{ratio}, n={ratio.n}" if ratio.n else ours
+    about = {"size": (claim.value,), "places": len(ENGINE), "why": f"limit of {limited.words}"}
+    return relation(claim, [ratio], shown, blocked=blocked, **about, **place), session.name
 
 
 def summary(free: Session, limited: Limited) -> pd.DataFrame:
@@ -214,16 +224,16 @@ def summary(free: Session, limited: Limited) -> pd.DataFrame:
 
 def markdown(free: Session, limited: Limited, found: Sequence[Finding]) -> str:
     """table.md."""
-    heads = [f"without a limit: {line}" for line in header_lines(free, TIME_BUDGET)]
+    heads = header_lines(free, TIME_BUDGET)
     if limited.session is not None:
-        shared = {line for line in header_lines(free, TIME_BUDGET)}
-        heads += [f"limited: {line}" for line in header_lines(limited.session, TIME_BUDGET) if line not in shared]
+        shared = set(heads)
+        heads += [f"limited, {line}" for line in header_lines(limited.session, TIME_BUDGET) if line not in shared]
         heads.append(f"limit: {limited.words}; kept by {limited.about.get('method') or 'the system'}")
     else:
         heads.append(f"limit: cannot be enforced on this machine ({limited.about['reason']})")
     blocks = [
         f"# Stock mlx-lm and the engine, {free.all_runs['tier'].iloc[0]}",
-        "\n".join(f"- {line}" for line in heads),
+        *heading(heads, *filter(None, (free, limited.session))),
         "## Speed",
         _speed_table(free, limited),
         "## Memory without a limit",
@@ -268,6 +278,22 @@ def _speed_table(free: Session, limited: Limited) -> str:
     return markdown_table(("arm", *sides), rows, right_from=1)
 
 
+def panels(free: Session, limited: Limited) -> list[Panel]:
+    """What the figure draws: a panel per session."""
+    found = []
+    for title, session in (("all of it fits in memory", free), (f"limit: {limited.title}", limited.session)):
+        if session is not None:
+            k = the_k(session)
+            bars = []
+            for arm in ARMS:
+                planned, killed = killed_runs(session, arm, k)
+                told = f"killed by the limit\nin {killed} of {planned} rounds" if killed else "no valid run"
+                if planned:
+                    bars.append((arm, list(session.cell(arm, k)["tok_s"]), told))
+            found.append(Panel(title, session, k, bars))
+    return found
+
+
 def write(free: Session, limited: Limited, claims: Claims, out: Path) -> str:
     """Write every output, all or none; returns the text of table.md. OSError passes."""
     found = findings(free, limited, claims)
@@ -277,6 +303,7 @@ def write(free: Session, limited: Limited, claims: Claims, out: Path) -> str:
         for name, rows in (("summary.csv", summary(free, limited)), ("compare.csv", compare)):
             rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
         (scratch / "table.md").write_text(text, encoding="utf-8")
+        save_resident_figure(panels(free, limited), scratch / "resident")
     return text
 
 

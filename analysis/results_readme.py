@@ -7,6 +7,7 @@ own text, so it cannot say anything that they do not. Knows nothing of what a ta
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from analysis.rows import publishing, run_command
 from analysis.tables import Table, find_tables
 
 MOST_ROWS = 20
-FACTS = ("tier", "condition", "rounds", "session", "drift", "takes", "claims")
+FACTS = ("tier", "condition", "rounds", "n", "session", "drift", "takes", "claims")
 
 
 def readme(results: Path, tables: list[Table]) -> str:
@@ -53,7 +54,7 @@ def _place(table: Table) -> str:
 
 
 def _link(path: Path, results: Path) -> str:
-    return path.relative_to(results).as_posix()
+    return Path(os.path.relpath(path, results)).as_posix()
 
 
 def write(results: Path) -> str:

@@ -8,19 +8,19 @@ compare.csv, table.md and the figure, all or none, and prints table.md. Counts o
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from analysis.claims import Claims, load_claims
 from analysis.findings import Finding, absolute, compare_rows
 from analysis.lru import lru_hits, opt_hits
 from analysis.reuse_figure import save_figure
 from analysis.rows import markdown_table, publishing, run_command
+from analysis.statistics import Difference, batch_mean
 from analysis.traces import Trace, load_trace, stream
 
 COMMAND = "snakemake reuse"
@@ -33,6 +33,8 @@ HOW_TO_READ = (
     "with a stated reuse is made by `edge0 trace generate` and replayed by `trace` in the configuration.",
     "`by chance` is what K of E experts drawn blindly would give: K/E for neighbours, E(1-(1-K/E)^n) different experts "
     "after n tokens; for the bank, the same simulation of a blindly drawn trace of this shape.",
+    "The 95% interval of the mean is that of consecutive batches of neighbours (20, or of 10 pairs each): neighbouring "
+    "pairs share a token, and a text keeps its topic, so single pairs would make it too narrow.",
     "Different experts are counted over windows of n tokens side by side, then averaged over windows and layers.",
     "The bank starts empty and serves all layers in the order in which a step asks for them; first uses count as "
     "misses, so even a bank of every expert stays below 100%. The smallest holds one token's experts.",
@@ -80,34 +82,28 @@ def hit_rates(trace: Trace) -> pd.DataFrame:
     )
 
 
-@dataclass(frozen=True)
-class Interval:
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} ({self.low:.3f}-{self.high:.3f})"
+def mean_interval(repeated: np.ndarray) -> Difference:
+    """Mean over tokens and layers with a 95% interval. Tokens are what varies, but pairs of neighbours share a token
+    and a text its topic, so the interval is that of consecutive batches of pairs."""
+    return batch_mean(repeated.mean(axis=1))
 
 
-def mean_interval(repeated: np.ndarray) -> Interval:
-    """Mean over tokens and layers with a 95% interval; the tokens are what varies."""
-    tokens = repeated.mean(axis=1)
-    mean = float(tokens.mean())
-    if len(tokens) < 2:
-        return Interval(mean, float("nan"), float("nan"))
-    half = float(student.ppf(0.975, len(tokens) - 1) * tokens.std(ddof=1) / np.sqrt(len(tokens)))
-    return Interval(mean, mean - half, mean + half)
+def _words(mean: Difference) -> str:
+    interval = "no interval" if math.isnan(mean.ci_low) else f"{mean.ci_low:.3f}-{mean.ci_high:.3f}, {mean.n} batches"
+    return f"{mean.mean:.3f} ({interval})"
 
 
 def findings(trace: Trace, claims: Claims) -> list[Finding]:
     """The paper's claims of this experiment, ours beside them."""
     repeated = adjacent(trace)
     layers = repeated.mean(axis=0)
-    ours = f"{mean_interval(repeated)}, layers {layers.min():.3f}-{layers.max():.3f}, by chance {trace.chance:.3f}"
+    ours = (
+        f"{_words(mean_interval(repeated))}, layers {layers.min():.3f}-{layers.max():.3f}, by chance {trace.chance:.3f}"
+    )
     place = f"{trace.source} on {trace.machine}"
     mine = [claim for claim in claims.by_id.values() if claim.experiment == "reuse"]
-    return [absolute(claim, ours, place, k=str(trace.k)) for claim in mine if claim.id == "reuse.adjacent"]
+    here = {"machine": trace.machine, "tier": trace.source, "k": str(trace.k)}
+    return [absolute(claim, ours, place, **here) for claim in mine if claim.id == "reuse.adjacent"]
 
 
 def summary(trace: Trace, touched: pd.DataFrame, hits: pd.DataFrame) -> pd.DataFrame:
@@ -134,7 +130,7 @@ def markdown(trace: Trace, touched: pd.DataFrame, hits: pd.DataFrame, claims: Cl
         f"takes: {TIME_BUDGET}",
     )
     neighbours = [
-        ("mean of all layers (95%)", str(mean), f"{trace.chance:.3f}"),
+        ("mean of all layers (95%)", _words(mean), f"{trace.chance:.3f}"),
         (f"least: layer {trace.layers[layers.argmin()]}", f"{layers.min():.3f}", ""),
         (f"most: layer {trace.layers[layers.argmax()]}", f"{layers.max():.3f}", ""),
     ]

@@ -23,9 +23,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.statistics import NO_RATIO, Ratio, paired_ratio
+from analysis.units import MIB as MIB
+from analysis.units import require
 
-MIB = 2**20
 EXIT_CODE = 2
+POINTER = "latest.json"
 ARMS = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
 # Arm over base: the prerouter's gain with one way of reading, then the gain of the way of reading.
 GAIN_PAIRS = (("prerouter", "ondemand"), ("prerouter-mmap", "ondemand-mmap"))
@@ -187,15 +189,28 @@ def pair_ratios(session: Session) -> PairRatios:
     return ratios
 
 
+def named(path: Path, document: str) -> Path:
+    """`path`, or where it is a latest.json, the file `document` of the folder beside it that it names.
+
+    Raises ValueError, one line.
+    """
+    if path.name != POINTER:
+        return path
+    pointer = read_json(path)
+    if not isinstance(pointer, dict) or not pointer.get("session"):
+        raise ValueError(f"{path}: names no session")
+    return path.parent / str(pointer["session"]) / document
+
+
 def load_session(folder: Path) -> Session:
-    """Read and check one session folder, or the one that a `latest.json` beside the folders names.
+    """Read and check one session folder, its session.json, or the one that a `latest.json` beside the folders names.
 
     Raises ValueError, one line naming the file: unreadable file, missing column, several sessions, rows of a run that
     runs.parquet does not know, two runs in one place of the plan, a valid run that lacks timed steps, no valid run of
     an arm.
     """
-    if folder.is_file():
-        folder = folder.parent / str(read_json(folder)["session"])
+    if folder.suffix == ".json":
+        folder = named(folder, "session.json").parent
     info = _read_info(folder / "session.json")
     runs = _read_rows(folder / "runs.parquet", RUN_COLUMNS)
     steps = _read_rows(folder / "steps.parquet", STEP_COLUMNS)
@@ -283,9 +298,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         raise ValueError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    missing = [column for column in columns if column not in rows.columns]
-    if missing:
-        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
+    require(path, rows.columns, columns)
     for column in BOOLEANS.intersection(rows.columns):
         if len(rows) and rows[column].dtype != bool:
             raise ValueError(f"{path}: column {column} must be boolean without gaps, found {rows[column].dtype}")

@@ -80,14 +80,22 @@ FILES = {
     "runs": File.parse("<session>/runs.parquet", "A run: one arm in a process of its own.", schema_columns.RUNS),
     "steps": File.parse("<session>/steps.parquet", "A timed decode step of a run.", schema_columns.STEPS),
     "loads": File.parse("<session>/loads.parquet", "A read of one expert, in warm-up too.", schema_columns.LOADS),
-    "load_cost": File.parse("fit's loads.parquet", "A read of one expert alone.", schema_columns.LOAD_COST),
+    "load_cost": File.parse(
+        "fit/sessions/<session>/loads.parquet", "A read of one expert alone.", schema_columns.LOAD_COST
+    ),
+    "prefill": File.parse("<session>/prefill.parquet", "A prompt in a process of its own.", schema_columns.PREFILL),
+    "agreement": File.parse("<session>/agreement.parquet", "A load under a budget.", schema_columns.AGREEMENT),
+    "reads": File.parse("<session>/reads.parquet", "Some experts of a layer, read cold.", schema_columns.READS),
+    "endurance": File.parse("<session>/endurance.parquet", "A look at a long-lived engine.", schema_columns.ENDURANCE),
 }
 INTRODUCTION = """# Raw rows
 
 Each session is a folder `results/<machine>/<tier>/<experiment>/sessions/<session>/` with session.json (what was
-measured, on which host, from which commit), tokens.json (the sequence that every arm replays) and the Parquet files
-below. Rows are never changed after they were written, and rows of two sessions are never joined. Bytes are bytes, MiB
-are 2^20 of them. A kind with `or empty` has no value in a void run, or on a system without that counter.
+measured, on which host, from which commit), tokens.json (the sequence that every arm replays) and the first three files
+below. The other files lie in such a folder too, each with a JSON file of its name in place of these two. Rows are never
+changed after they were written, a new measurement is a new folder, and rows of two sessions are never joined;
+latest.json beside the folders names the newest. Bytes are bytes, MiB are 2^20 of them. A kind with `or empty` has no
+value in a void run, or on a system without that counter.
 
 Printed by `python -m analysis.schema`."""
 

@@ -13,7 +13,7 @@ role text -: What the run is for: arm, aa (an arm against itself) or drift (the 
 arm text -: Way of serving, one of experiments/arms.py.
 k integer experts: Experts that each token is routed to in each layer.
 condition text -: State that the page cache was brought into: cold, warm, budget:SHARE or budget:SIZE.
-budget_by text -: Who kept the budget: eviction (our own) or cgroup.
+budget_by text -: Who kept the budget: eviction (our own), cgroup or balloon (macOS).
 memory_limit_bytes integer? bytes: Limit on all memory of the process; above it the run was killed.
 lower_cache text -: Whether a host below this machine may keep the file: none, suspected or unknown.
 layout text -: How experts lie in the files: stacked (as released) or records (repacked).
@@ -43,7 +43,7 @@ swap_bytes integer? bytes: Memory of the process that was swapped out (Linux).
 budget_bytes integer? bytes: Page cache that experts may keep; empty where there is no budget.
 cached_before_bytes integer? bytes: Bytes of the checkpoint in the page cache before the warm-up.
 cached_after_bytes integer? bytes: The same after the last timed step.
-foreign_device_bytes integer? bytes: What the storage delivered while steps were timed, less our own reads.
+foreign_device_bytes integer? bytes: What the checkpoint's disk delivered while steps were timed, less our own reads.
 checkpoint_bytes integer? bytes: Size of the files that hold experts.
 dropped integer experts: Routed experts that took no part; anything above 0 voids the run.
 token_hash text? -: Digest of prompt, warm-up and timed tokens: equal in every run of a session.
@@ -69,13 +69,13 @@ compute_ms number ms: route_ms + launch_ms + evaluate_ms.
 cpu_ms number ms: Processor time of all threads during the step, observing included.
 loads integer loads: Expert reads that the step asked for.
 loads_predicted integer loads: Those of layers that heads would predict.
-hits integer experts: Routed experts that needed no read, K times layers less loads.
+hits integer? experts: Experts that the step asked for, for itself or for the next, that needed no read of their own.
 read_calls integer calls: Reads asked of the operating system.
 asked_bytes integer bytes: Bytes of the step's loads.
 probed_bytes integer bytes: Bytes of those loads before which the page cache was looked at.
 cold_bytes integer bytes: Bytes that were not in the page cache, of probed_bytes.
 inflight_bytes integer bytes: Bytes that were on their way into the page cache, of probed_bytes.
-device_bytes integer bytes: What the storage delivered to the threads that read.
+device_bytes integer bytes: What the storage delivered to the threads that read; on macOS with several, to the process.
 load_busy_ms number ms: Time during which at least one load was under way.
 load_busy_predicted_ms number ms: The same of loads for layers that heads would predict.
 dropped integer experts: Routed experts that took no part in the step.
@@ -120,4 +120,62 @@ advise_ns integer ns: Time that went into telling the kernel of all ranges.
 read_ns integer ns: Time that reading took after it.
 ns integer ns: Time of the whole load, advise_ns + read_ns.
 build_ns integer ns: Time to make the nine arrays of the paper's bundle, not part of ns.
+"""
+
+PREFILL = """
+role text -: What the prompt is for: arm, or aa (the first way against itself).
+round integer -: Round of the plan, from 0; prompts of one round are compared with each other.
+model text -: Directory of the checkpoint.
+k integer experts: Experts that each token is routed to in each layer.
+way text -: How experts are read: ondemand, whole-layer, or auto (the engine's choice).
+condition text -: State that the page cache was brought into: cold or warm.
+tokens integer tokens: Length of the prompt.
+ttft_ms number ms: Time from the prompt to the first token.
+first_token integer -: The token that was chosen; equal for all ways.
+device_bytes integer? bytes: What the storage delivered to the process; empty where it is not known.
+cached_before_bytes integer bytes: Bytes of the checkpoint in the page cache before the prompt.
+experts_read integer experts: Expert reads that the prompt asked for.
+asked_bytes integer bytes: Bytes of them.
+read_calls integer calls: Reads asked of the operating system.
+wait_ms number ms: Part of ttft_ms: waiting for reads.
+layers integer layers: Layers with experts.
+experts integer experts: Experts of each of them.
+"""
+
+AGREEMENT = """
+by text -: Way of keeping the budget: eviction (our own), cgroup or balloon.
+exponent number -: The stream of loads: 0 is uniform, else Zipf's exponent.
+phase text -: start (a record of the first contents), warm-up or measured.
+record integer -: Number of the record, layer by layer, from 0.
+layer integer -: Layer of the model, from 0.
+expert integer -: Expert in it, from 0.
+asked_bytes integer bytes: Bytes of the expert; in rows of phase start as all that follows 0.
+cold_bytes integer bytes: Bytes that were not in the page cache right before the load.
+inflight_bytes integer bytes: Bytes that were on their way there.
+asked_page_bytes integer bytes: Bytes of the pages that the expert touches.
+cold_page_bytes integer bytes: Bytes of the cold ones among them, the least that a device reads.
+device_bytes integer bytes: What the storage delivered to this thread.
+"""
+
+READS = """
+pair integer -: Number of the pair, from 0: both of its rows bring the same experts into memory.
+way text -: pread (the engine's readers) or mmap (page faults, as the paper's arm).
+layer integer -: Layer of the model, from 0.
+experts integer experts: How many experts of it were read.
+cold_share number share: Share of their bytes that was cold before.
+ns integer ns: Time until all were in memory.
+"""
+
+ENDURANCE = """
+part text -: long (one long request, a row every few tokens) or short (a row per short request).
+number integer -: Token of the long request, from 1, or number of the short one, from 0.
+request_bytes integer bytes: Bytes of the request's own caches; 0 in rows of short requests.
+rss_anon_bytes integer? bytes: Anonymous memory of the process; on macOS its physical footprint.
+alloc_active_bytes integer? bytes: Live bytes of MLX's allocator.
+alloc_cache_bytes integer? bytes: Freed buffers that the allocator keeps.
+alloc_peak_bytes integer? bytes: Highest live bytes of MLX's allocator since loading.
+dropped integer experts: Routed experts that took no part, so far.
+pinned integer slots: Slots of the bank that a request holds.
+kind integer? -: Which of the two kinds a short request is of; empty for the long one.
+tokens text? -: Digest of the tokens that a short request gave; empty for the long one.
 """

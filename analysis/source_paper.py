@@ -20,11 +20,24 @@ class Outcome(enum.StrEnum):
     CONTRADICTED = "contradicted"
 
 
+class Kind(enum.StrEnum):
+    """What a check can show.
+
+    ARITHMETIC: numbers that must agree whatever their rounding, or one of them cannot stand. CONSISTENCY: they should
+    agree, but means of ratios or a second-hand copy may repair them, so that a miss is a note. BESIDE: two quantities
+    side by side of which nothing must follow.
+    """
+
+    ARITHMETIC = "arithmetic"
+    CONSISTENCY = "consistency"
+    BESIDE = "beside"
+
+
 @dataclass(frozen=True)
 class Check:
     """One piece of arithmetic: the claims in it, what was computed, what came out.
 
-    `against`: the claims that cannot stand when it is contradicted.
+    `against`: the claims that it speaks against where it does not agree.
     """
 
     claims: tuple[str, ...]
@@ -32,12 +45,19 @@ class Check:
     found: str
     outcome: Outcome = Outcome.NOTE
     against: tuple[str, ...] = ()
+    kind: Kind = Kind.BESIDE
 
 
 def judged(agrees: bool, claims: tuple[str, ...], what: str, found: str, against: tuple[str, ...] = ()) -> Check:
     """A check that agrees or contradicts; `against` is the first of its claims where nothing else is said."""
     outcome = Outcome.AGREES if agrees else Outcome.CONTRADICTED
-    return Check(claims, what, found, outcome, against or claims[:1])
+    return Check(claims, what, found, outcome, against or claims[:1], Kind.ARITHMETIC)
+
+
+def consistent(agrees: bool, claims: tuple[str, ...], what: str, found: str) -> Check:
+    """A check that agrees or is a note against the first of its claims."""
+    outcome = Outcome.AGREES if agrees else Outcome.NOTE
+    return Check(claims, what, found, outcome, () if agrees else claims[:1], Kind.CONSISTENCY)
 
 
 class Paper:

@@ -16,6 +16,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 POWER = 0.80
+BATCHES, LEAST_BATCH = 20, 10
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,26 @@ class Ratio:
     n: int
 
     def __str__(self) -> str:
-        """As it stands in tables: `1.52x (1.40-1.66)`."""
+        """As it stands in tables: `1.52x (1.40-1.66)`; an end that rounds to 1.00 has a third decimal."""
         if self.n == 0:
             return "no shared round"
-        interval = "no interval" if math.isnan(self.ci_low) else f"{self.ci_low:.2f}-{self.ci_high:.2f}"
+        interval = "no interval" if math.isnan(self.ci_low) else f"{_end(self.ci_low)}-{_end(self.ci_high)}"
         return f"{self.ratio:.2f}x ({interval})"
+
+    def at(self, confidence: float) -> Ratio:
+        """The same ratio with its interval at another confidence; itself where it has none.
+
+        Only for a ratio of `paired_ratio`, whose interval is Student's t on log ratios.
+        """
+        if self.n < 2:
+            return self
+        half_width = _t_quantile(self.n, (1 + confidence) / 2) * self.sd_log / math.sqrt(self.n)
+        return Ratio(self.ratio, self.ratio * math.exp(-half_width), self.ratio * math.exp(half_width), self.n)
+
+    @property
+    def inverse(self) -> Ratio:
+        """The base over the arm."""
+        return Ratio(1 / self.ratio, 1 / self.ci_high, 1 / self.ci_low, self.n)
 
     @property
     def sd_log(self) -> float:
@@ -59,7 +75,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of `n` per-round differences with its two-sided 95% interval (NaN for `n` below 2)."""
+    """A mean of `n` differences (of rounds, of batches) with its two-sided 95% interval (NaN for `n` below 2)."""
 
     mean: float
     ci_low: float
@@ -215,6 +231,29 @@ def linear_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
         return Slope(float(fit.slope), math.nan, math.nan, n)
     half_width = _t_quantile(n - 1, (1 + CONFIDENCE) / 2) * float(fit.stderr)
     return Slope(float(fit.slope), float(fit.slope) - half_width, float(fit.slope) + half_width, n)
+
+
+def batch_mean(values: Sequence[float]) -> Difference:
+    """Mean of values that depend on their neighbours, in their order: the interval comes from means of batches.
+
+    Batches are consecutive, as long as possible while there are `BATCHES`, and `LEAST_BATCH` long at the least, so that
+    what one value does to the next stays inside a batch. Student's t over the batches; NaN for fewer than two. `n` are
+    the batches. Raises ValueError for no value.
+    """
+    series = np.asarray(values, dtype=float)
+    if series.size == 0:
+        raise ValueError("mean of batches: no value")
+    n, mean = max(1, min(BATCHES, series.size // LEAST_BATCH)), float(series.mean())
+    if n < 2:
+        return Difference(mean, math.nan, math.nan, n)
+    means = np.array([batch.mean() for batch in np.array_split(series, n)])
+    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1)) / math.sqrt(n)
+    return Difference(mean, mean - half_width, mean + half_width, n)
+
+
+def _end(value: float) -> str:
+    text = f"{value:.2f}"
+    return f"{value:.3f}" if text == "1.00" else text
 
 
 def _t_quantile(n: int, probability: float) -> float:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -55,3 +56,16 @@ def dress(axes, title: str) -> None:
     axes.set_title(title, loc="left", weight="bold")
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def rounds_bar(axes, place: float, values: Sequence[float], color: str, hatch: str, told: str) -> None:
+    """A lying bar of the median of some rounds, a dot for each, a line over their range; `told` if there are none."""
+    note = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+    if not values:
+        axes.annotate(told, (0, place), xytext=(5, 0), style="italic", **note)
+        return
+    median = float(np.median(values))
+    axes.barh(place, median, 0.72, color=color, hatch=hatch, edgecolor="#222222", linewidth=0.6)
+    axes.plot([min(values), max(values)], [place, place], color="black", linewidth=1.1)
+    axes.plot(values, [place] * len(values), "o", color="white", markeredgecolor="black", markersize=3.6)
+    axes.annotate(f"{median:.3g}", (max(*values, median), place), xytext=(6, 0), **note)

@@ -1,17 +1,16 @@
 """Table 1 of both tiers: `python -m analysis.tab1 COUNTS.json --sessions S... --prefills P... --claims C --out DIR`.
 
 One session and one set of prompts for each tier, and the counts of both models. Writes summary.csv, prefill.csv,
-sizes.csv, compare.csv and table.md, all or none, and prints table.md. Absolute values of other machines stand beside
-ours; only ratios within a tier's own session are compared, only counts are judged.
+sizes.csv, compare.csv, table.md and the figure, all or none, and prints table.md. Absolute values of other machines
+stand beside ours; only ratios within a tier's own session are compared, only counts are judged.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,17 @@ import pandas as pd
 from analysis import architecture
 from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import Finding, Status, absolute, compare_rows, value_text
+from analysis.heading import guest_cold, heading
 from analysis.memory_counters import COUNTERS, counter_table
-from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command
-from analysis.statistics import Spread, median_spread
+from analysis.rows import MIB, markdown_table, paired, publishing, run_command
+from analysis.statistics import Spread
+from analysis.tab1_figure import save_tab1_figure
+from analysis.tab1_rows import TierRows, load_tiers
 from analysis.tab3 import header_lines
+from analysis.units import GIB
 
 COMMAND = "snakemake tab1"
 TIME_BUDGET = "about 50 minutes with two small tiers, most of it prompts of 3,100 tokens on two CPU cores"
-GIB = 2**30
-FAMILY_TAGS = {"qwen": "35b", "ling": "8b"}
 SMALL_BUNDLES, LARGE_BUNDLES = 64, 1024  # of the paper's 8b
 ARMS = ("ondemand", "prerouter", "ondemand-large", "prerouter-large")
 PAIRS = (
@@ -60,77 +61,6 @@ HOW_TO_READ = (
     "Counted numbers come from tensor shapes, so they must agree with the paper; what was rounded may differ by half a "
     "unit of its last digit.",
 )
-
-
-@dataclass(frozen=True)
-class TierRows:
-    """What was measured of one tier: its session, and its prompts with what is known of them."""
-
-    tag: str
-    session: Session
-    prefill: pd.DataFrame
-    about: Mapping[str, Any]
-
-    @property
-    def tier(self) -> str:
-        return str(self.session.all_runs["tier"].iloc[0])
-
-    @property
-    def k(self) -> int:
-        return int(self.session.all_runs["k"].iloc[0])
-
-    def speed(self, arm: str) -> Spread:
-        return median_spread(self.session.cell(arm, self.k)["tok_s"])
-
-    def prefill_speed(self, condition: str) -> Spread:
-        rows = self.prefill[(self.prefill["condition"] == condition) & (self.prefill["role"] == "arm")]
-        return median_spread(rows["tokens"] / (rows["ttft_ms"] / 1e3))
-
-    @property
-    def peak_gib(self) -> float:
-        """The largest allocator peak of a run of the prerouter arm with the small bank."""
-        return float(self.session.cell("prerouter", self.k)["alloc_peak_bytes"].max()) / GIB
-
-
-def load_tiers(sessions: Sequence[Path], prefills: Sequence[Path]) -> dict[str, TierRows]:
-    """Each tier's rows by the tag of its model. Raises ValueError, one line: unreadable files, a tier that is there
-    twice, whose session has several K, or that lacks its prompts."""
-    prompts = {}
-    for path in prefills:
-        about = read_json(path)
-        missing = [key for key in ("family", "tier", "session") if key not in about]
-        if missing:
-            raise ValueError(f"{path}: does not say its {missing[0]}")
-        prompts[about["family"]] = (about, _prefill_rows(path.with_suffix(".parquet")))
-    tiers: dict[str, TierRows] = {}
-    for path in sessions:
-        session = load_session(path)
-        tag = FAMILY_TAGS.get(session.info.family or "")
-        if tag is None:
-            raise ValueError(f"{path}: expected a session of {' or '.join(FAMILY_TAGS)}, found {session.info.family}")
-        if tag in tiers:
-            raise ValueError(f"{path}: a second session of {tag}; one tier of each model makes the table")
-        ks = sorted(set(session.all_runs["k"]))
-        if len(ks) > 1:
-            raise ValueError(f"{path}: expected one K, found {', '.join(map(str, ks))}")
-        if tag not in prompts:
-            raise ValueError(f"{path}: no prompts of {tag} beside it")
-        about, rows = prompts[tag]
-        tiers[tag] = TierRows(tag, session, rows, about)
-        if about["tier"] != tiers[tag].tier:
-            raise ValueError(f"{path}: session of {tiers[tag].tier}, but prompts of {about['tier']}")
-    return tiers
-
-
-def _prefill_rows(path: Path) -> pd.DataFrame:
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    missing = sorted({"role", "round", "condition", "tokens", "ttft_ms", "device_bytes"} - set(rows.columns))
-    if missing:
-        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
-    return rows
 
 
 def summary(tiers: Mapping[str, TierRows]) -> pd.DataFrame:
@@ -211,11 +141,14 @@ def _measured(claim: Claim, document: Mapping[str, Any], tiers: Mapping[str, Tie
         return Finding(claim, Status.NOT_TESTABLE, "", f"no tier of the {tag} family was measured"), ""
     session = tier.session.name
     if name == "peak":
-        ours = "" if math.isnan(tier.peak_gib) else f"{tier.peak_gib:.3g}"
+        spread = tier.peak_gib
+        ours = f"{spread.high:.3g}" if spread.n else ""
     elif name in DECODE:
-        ours = spread_words(tier.speed(DECODE[name]))
+        spread = tier.speed(DECODE[name])
+        ours = spread_words(spread)
     elif name in PREFILL:
-        ours, session = spread_words(tier.prefill_speed(PREFILL[name])), str(tier.about["session"])
+        spread, session = tier.prefill_speed(PREFILL[name]), str(tier.about["session"])
+        ours = spread_words(spread)
     else:
         raise ValueError(f"claim {claim.id}: no row of Table 1 answers it")
     if not ours:
@@ -223,7 +156,8 @@ def _measured(claim: Claim, document: Mapping[str, Any], tiers: Mapping[str, Tie
     place = f"{tier.tier} at K={tier.k} on {tier.session.info.machine}, condition {tier.session.condition}"
     if name in PREFILL:
         place = f"{tier.tier} at K={tier.about['k']} on {tier.session.info.machine}, {_tokens(tier)} tokens"
-    finding = absolute(claim, ours, place, k=str(tier.k), arm=DECODE.get(name, ""))
+    here = {"machine": tier.session.info.machine, "tier": tier.tier, "k": str(tier.k), "arm": DECODE.get(name, "")}
+    finding = absolute(claim, ours, place, spreads=[spread], **here)
     if name == "decode_lru1024":
         more = (LARGE_BUNDLES - SMALL_BUNDLES) * document["released"][tag]["expert_bytes"] / GIB
         note = (
@@ -250,11 +184,12 @@ def markdown(document: Mapping[str, Any], tiers: Mapping[str, TierRows], found: 
             f"prompts of {tier.tier}: session {tier.about['session']}, {_tokens(tier)} tokens, K={tier.about['k']}, "
             f"n={tier.prefill_speed('cold').n} cold and {tier.prefill_speed('warm').n} warm"
         )
+        prompts = "; ".join([prompts, *guest_cold(tier.about.get("lower_cache"))])
         once = [line for line in heads if line.startswith(("machine: ", "takes: "))]
         heads += [line for line in (*header_lines(tier.session, TIME_BUDGET), prompts) if line not in once]
     blocks = [
         "# Table 1: both tiers, beside the paper's",
-        "\n".join(f"- {line}" for line in heads),
+        *heading(heads, *(tier.session for tier in tiers.values())),
         "## The paper beside ours: measured",
         _measured_table(tiers, found),
         "## The paper beside ours: counted",
@@ -340,6 +275,7 @@ def write(document: Mapping[str, Any], tiers: Mapping[str, TierRows], claims: Cl
         ):
             rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
         (scratch / "table.md").write_text(text, encoding="utf-8")
+        save_tab1_figure(tiers, scratch / "tab1")
     return text
 
 
@@ -348,7 +284,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.tab1", description="Table 1 of both tiers.")
     parser.add_argument("architecture", type=Path, metavar="COUNTS.json")
     parser.add_argument("--sessions", type=Path, nargs="+", required=True, help="a session folder or latest.json each")
-    parser.add_argument("--prefills", type=Path, nargs="+", required=True, help="a prefill.json each")
+    parser.add_argument("--prefills", type=Path, nargs="+", required=True, help="a prefill.json or latest.json each")
     parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(argv)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis.claims import Claims, load_claims
 from analysis.figures import save_tab3_figure
 from analysis.findings import compare_rows
+from analysis.heading import guest_cold, heading
 from analysis.rows import (
     ARMS,
     GAIN_PAIRS,
@@ -28,11 +31,12 @@ from analysis.rows import (
     markdown_table,
     pair_ratios,
     publishing,
-    read_json,
     run_command,
 )
-from analysis.statistics import cv, median_spread, smallest_visible_effect
-from analysis.tab3_findings import findings
+from analysis.spans import Span
+from analysis.statistics import Ratio, cv, median_spread, smallest_visible_effect
+from analysis.tab3_findings import find_other, findings
+from analysis.units import GIB, number
 
 SUMMARY_COLUMNS = (
     "arm k rounds tok_s_median tok_s_min tok_s_max wait_ms_per_step loads_per_step device_mib_per_step dropped "
@@ -51,11 +55,9 @@ HOST_WORDS = {
     "mlx_device": "mlx device {}",
     "python_version": "Python {}",
 }
-GIB = 2**30
 COMMAND = "snakemake tab3"
 TIME_BUDGET = "about 10 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
-GUEST_COLD = "guest-cold: times of cold reads are of a guest whose host may hold the file"
-NO_VERDICT = "**This session has no verdict: the machine drifted. Its ratios are shown, not claimed.**"
+MARK = " \u2020"
 HOW_TO_READ = (
     "`ondemand` routes by the model's own routers and reads an expert when it is needed. `prerouter` predicts the "
     "route one token ahead, so its reads start a token early. `-mmap` reads as the paper does: by page faults.",
@@ -102,13 +104,31 @@ def summary(session: Session) -> pd.DataFrame:
             "rss_anon_mib": valid["rss_anon_bytes"].median() / MIB,
             "void_runs": len(runs) - len(valid),
         }
-        for name in ("wait_ms", "wait_predicted_ms", "wait_gate_ms", "compute_ms", "loads", "hits"):
-            row[f"{name}_per_step"] = valid[f"{name}_per_step"].median()
-        for name in ("asked", "device"):
-            row[f"{name}_mib_per_step"] = valid[f"{name}_bytes_per_step"].median() / MIB
-        rows.append(row)
+        rows.append(row | per_step(valid))
     rows.sort(key=lambda row: (row["k"], ARMS.index(row["arm"])))
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
+
+
+def per_step(runs: pd.DataFrame) -> dict[str, float]:
+    """What a step takes: of each quantity the mean over a run's timed steps, then the median over the runs."""
+    names = ("wait_ms", "wait_predicted_ms", "wait_gate_ms", "compute_ms", "loads", "hits")
+    found = {f"{name}_per_step": runs[f"{name}_per_step"].median() for name in names}
+    return found | {
+        f"{name}_mib_per_step": runs[f"{name}_bytes_per_step"].median() / MIB for name in ("asked", "device")
+    }
+
+
+def visible_effect(ratios: PairRatios) -> float:
+    """The smallest effect that this session could have shown, by its A/A pairs; NaN where it has none."""
+    effects = [
+        smallest_visible_effect(ratio.n, ratio.sd_log) for (_, arm, base), ratio in ratios.items() if arm == base
+    ]
+    return max((effect for effect in effects if not math.isnan(effect)), default=math.nan)
+
+
+def marked(ratio: Ratio, effect: float) -> str:
+    """A ratio of two arms as it stands in tables, with `MARK` where it is below the smallest visible effect."""
+    return f"{ratio}{MARK}" if ratio.n and max(ratio.ratio, 1 / ratio.ratio) < effect else str(ratio)
 
 
 def pairs(session: Session, ratios: PairRatios) -> pd.DataFrame:
@@ -150,17 +170,26 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
     """table.md: the session's table, the paper's row beside ours, and what is needed to read them."""
     blocks = [
         f"# Table 3: decoding with and without the prerouter, {table['tier'].iloc[0]}",
-        "\n".join(f"- {line}" for line in header_lines(session, TIME_BUDGET)),
-        *([NO_VERDICT] if session.drift().void_verdict else []),
+        *heading(header_lines(session, TIME_BUDGET), session),
         _main_table(table, ratios),
         "## Every pair",
         _pair_table(table, ratios),
+        *_mark_note(ratios),
         "## The paper beside ours",
         _paper_table(table, ratios, claims, session.info.machine or "this machine"),
         "## How to read",
         "\n".join(f"- {line}" for line in HOW_TO_READ),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _mark_note(ratios: PairRatios) -> list[str]:
+    effect = visible_effect(ratios)
+    if math.isnan(effect):
+        return []
+    return [
+        f"{MARK.strip()} smaller than the smallest effect ({effect:.2f}x) that this session's A/A pairs could show."
+    ]
 
 
 def header_lines(session: Session, time_budget: str) -> list[str]:
@@ -184,14 +213,25 @@ def header_lines(session: Session, time_budget: str) -> list[str]:
         f"tier: {planned['tier'].iloc[0]}{experts}",
         f"condition: {condition_words(session)}",
         f"rounds: {rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}'} valid per arm and K",
-        f"session: {session.name}, commit {info.commit or 'unknown'}, made {info.created or 'at an unknown time'}"
+        f"session: {session.name}, commit {info.commit or 'unknown'}"
+        + (" + uncommitted changes" if info.host.get("git_dirty") else "")
+        + f", made {info.created or 'at an unknown time'}"
         + (", killed and taken up again between two rounds" if info.resumed else ""),
         f"takes: {time_budget}",
+        *busy_lines(info.host),
         *(f"noise: {line}" for line in noise(session, pair_ratios(session))),
         f"drift: {session.drift().text}",
         f"void runs: {len(void) or 'none'}",
     ]
     return lines + [f"void: {reason}" for reason in void]
+
+
+def busy_lines(host: Mapping[str, Any]) -> list[str]:
+    """A line where something else ran when the session began: a load average above 1 for each two cores."""
+    load, cores = host.get("load_1min"), host.get("cores_logical")
+    if load is None or not cores or load <= cores / 2:
+        return []
+    return [f"busy: the machine was busy when the session began (load average {load:.2f} on {cores} cores)"]
 
 
 def condition_words(session: Session) -> str:
@@ -212,22 +252,21 @@ def condition_words(session: Session) -> str:
         if runs[column].notna().any()
     ]
     verified = f"verified per run: {', '.join(seen) or 'nothing, no probe on this machine'}"
-    below = [GUEST_COLD] if info.lower_cache == "suspected" else []
-    return f"{name}: {'; '.join([words, verified, *below])}"
+    return f"{name}: {'; '.join([words, verified, *guest_cold(info.lower_cache)])}"
 
 
 def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
-    bases = dict(GAIN_PAIRS)
+    bases, effect = dict(GAIN_PAIRS), visible_effect(ratios)
     rows = [
         (
             str(row.k),
             row.arm,
             str(row.rounds),
             _speed(row),
-            str(ratios[key]) if (key := (row.k, row.arm, bases.get(row.arm))) in ratios else "",
-            _number(row.wait_ms_per_step, ".1f"),
-            _number(row.device_mib_per_step, ".1f"),
-            _number(row.loads_per_step, ".1f"),
+            marked(ratios[key], effect) if (key := (row.k, row.arm, bases.get(row.arm))) in ratios else "",
+            number(row.wait_ms_per_step, ".1f"),
+            number(row.device_mib_per_step, ".1f"),
+            number(row.loads_per_step, ".1f"),
             str(row.dropped),
         )
         for row in table.itertuples()
@@ -238,28 +277,32 @@ def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
 
 
 def _pair_table(table: pd.DataFrame, ratios: PairRatios) -> str:
-    ks = sorted(set(table["k"]))
-    rows = [
-        [f"{arm} over {base}", *(str(ratios[k, arm, base]) if (k, arm, base) in ratios else "" for k in ks)]
-        for arm, base in (*PAIRS, *((arm, arm) for arm in ARMS))
-        if any((k, arm, base) in ratios for k in ks)
-    ]
+    ks, effect = sorted(set(table["k"])), visible_effect(ratios)
+    rows = []
+    for arm, base in (*PAIRS, *((arm, arm) for arm in ARMS)):
+        here = {k: ratios[k, arm, base] for k in ks if (k, arm, base) in ratios}
+        texts = {k: str(ratio) if arm == base else marked(ratio, effect) for k, ratio in here.items()}
+        if texts:
+            rows.append([f"{arm} over {base}", *(texts.get(k, "") for k in ks)])
     return markdown_table(["tok/s pair", *(f"K={k}" for k in ks)], rows, right_from=1)
 
 
 def _paper_table(table: pd.DataFrame, ratios: PairRatios, claims: Claims, machine: str) -> str:
     """Each K: the paper's on-demand and prerouter speeds with their quotient, then ours for both ways of reading."""
-    medians = {(row.k, row.arm): _number(row.tok_s_median, ".2f") for row in table.itertuples()}
+    effect = visible_effect(ratios)
+    medians = {(row.k, row.arm): number(row.tok_s_median, ".2f") for row in table.itertuples()}
     stated = {k: claims.by_id[f"tab3.k{k}"] for k in sorted(set(table["k"])) if f"tab3.k{k}" in claims.by_id}
     rows = []
     for k, claim in stated.items():
         off, on = claim.value
         source = f" ({claim.source} source)" if claim.source else ""
-        rows.append((str(k), f"paper: {claims.machine_name(claim)}{source}", f"{off}", f"{on}", f"{on / off:.2f}x"))
+        gain = Span.of(on) / Span.of(off)
+        allowed = f"{gain.low:.2f}-{gain.high:.2f}x by the digits"
+        rows.append((str(k), f"paper: {claims.machine_name(claim)}{source}", f"{off}", f"{on}", allowed))
         for arm, base in GAIN_PAIRS:
             if (k, arm, base) in ratios:
                 way = "page faults" if arm.endswith("-mmap") else "explicit reads"
-                speeds = (medians[k, base], medians[k, arm], str(ratios[k, arm, base]))
+                speeds = (medians[k, base], medians[k, arm], marked(ratios[k, arm, base], effect))
                 rows.append((str(k), f"ours: {machine}, {way}", *speeds))
     return markdown_table(("K", "machine", "on-demand tok/s", "prerouter tok/s", "gain (95%)"), rows, right_from=2)
 
@@ -268,28 +311,6 @@ def _speed(row) -> str:
     if row.rounds == 0:
         return "void"
     return f"{row.tok_s_median:.2f} ({row.tok_s_min:.2f}-{row.tok_s_max:.2f})"
-
-
-def _number(value: float, form: str) -> str:
-    return "" if pd.isna(value) else format(value, form)
-
-
-def find_other(root: Path, session: Session) -> Session | None:
-    """The newest session under `root` that is alike but warm, or alike but not warm where `session` itself is warm.
-
-    Alike: same tier, machine, experiment and bank. One that cannot be read is passed over.
-    """
-    shared = ("tier", "machine", "experiment", "bank_bytes")
-    for path in sorted(root.glob("[!.]*/session.json"), reverse=True):  # folders are named by time
-        try:
-            about = read_json(path)
-            if not isinstance(about, dict) or any(about.get(key) != getattr(session.info, key) for key in shared):
-                continue
-            if (about.get("condition") == "warm") != (session.condition == "warm"):
-                return load_session(path.parent)
-        except ValueError:
-            continue
-    return None
 
 
 def write(session: Session, claims: Claims, out: Path, other: Session | None = None) -> str:

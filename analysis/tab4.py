@@ -2,7 +2,8 @@
 
 How much each arm reads, how large and how cold its loads are. Writes summary.csv, compare.csv, table.md and the figure,
 all or none, and prints table.md. Nothing is measured for it: the rows are those of Table 3. Bytes and loads per step
-are means over all timed steps; cold shares and times per load are of the loads that were probed.
+are of all timed steps, made as Table 3 makes them; cold shares before a load and times per load are of the loads that
+were probed.
 """
 
 from __future__ import annotations
@@ -16,33 +17,36 @@ import pandas as pd
 
 from analysis.claims import Claims, load_claims
 from analysis.findings import Finding, Status, compare_rows
+from analysis.heading import heading
 from analysis.loads import session_loads
 from analysis.rows import ARMS, MIB, Session, load_session, markdown_table, publishing, run_command
-from analysis.tab3 import header_lines
-from analysis.tab4_claims import findings
+from analysis.tab3 import header_lines, per_step
+from analysis.tab4_claims import ADVISED, findings
 from analysis.tab4_figure import save_tab4_figure
+from analysis.units import DEVICE_TOLERANCE, device_agrees, number
 
 SUMMARY_COLUMNS = (
-    "arm k rounds asked_mib_per_load device_mib_per_load cold_share loads_all_cold loads_all_warm loads_partial "
-    "asked_mib_per_step cold_mib_per_step device_mib_per_step loads_per_step hits_per_step ms_per_load ms_low ms_high "
+    "arm k rounds asked_mib_per_load device_mib_per_load cold_share cold_share_probed loads_all_cold loads_all_warm "
+    "loads_partial asked_mib_per_step device_mib_per_step loads_per_step hits_per_step ms_per_load ms_low ms_high "
     "wait_ms_per_step device_over_cold n condition tier machine session"
 ).split()
-DEVICE_TOLERANCE = 0.02
-ADVISED = ("ondemand", "prerouter")  # arms that tell the kernel of a load's ranges before they read them
+PER_STEP = "asked_mib_per_step device_mib_per_step loads_per_step hits_per_step wait_ms_per_step".split()
 TIME_BUDGET = "seconds, after the session of Table 3"
 HOW_TO_READ = (
     "`asked` is what an expert holds, `device` what the storage delivered for it: less where the page cache had some, "
     "more where the kernel read ahead. The paper's MiB per load is the second.",
-    "A cold share is cold bytes over asked bytes; beside it stands how many loads were all cold, all warm or partly. "
-    "Stacked, an expert shares the pages at the edges of its nine ranges with its neighbours, so most partly cold "
-    "loads are nearly warm or nearly cold.",
+    "`device/asked` is the cold share of all timed loads, by the device's own counter, where the kernel is told of a "
+    "load before it reads; page faults read around what they need, so theirs is not a cold share.",
+    "`cold share, probed` is cold over asked bytes of the loads before which the page cache was looked at; beside it "
+    "stands how many of these were all cold, all warm or partly. Stacked, an expert shares the pages at the edges of "
+    "its nine ranges with its neighbours, so most partly cold loads are nearly warm or nearly cold.",
     "`ms/load` is the median of the loads themselves, on the thread that reads; with several reader threads they wait "
     "for one another there, and a step waits for less than their sum.",
     "In every arm here a load is one expert, with the prerouter and without: a prediction changes when an expert is "
     "read, not how much a load holds. So loads do not become fewer and larger as in the paper, whose count of loads "
     "follows from MiB per step over MiB per load.",
-    "Every round replays the same tokens and probes the same loads, so an interval knows how rounds differ, not how "
-    "other tokens would. The paper's waiting times reach us through a third party.",
+    "Every round replays the same tokens, so an interval knows how rounds differ, not how other tokens would. The "
+    "paper's waiting times reach us through a third party.",
     "The paper's rows are another machine's and the released checkpoint's: compare shares and signs, not MiB.",
 )
 
@@ -58,29 +62,28 @@ def summary(session: Session) -> pd.DataFrame:
         if arm not in ARMS:
             continue
         here = loads[(loads["arm"] == arm) & (loads["k"] == k)]
-        means = {name: runs[f"{name}_per_step"].mean() for name in ("asked_bytes", "device_bytes", "loads", "hits")}
-        cold = here["cold_bytes"].sum() / here["asked_bytes"].sum() if len(here) else math.nan
+        step = per_step(runs)
+        by_load = {
+            name: (runs[f"{name}_bytes_per_step"] / runs["loads_per_step"]).median() for name in ("asked", "device")
+        }
+        over_asked = (runs["device_bytes_per_step"] / runs["asked_bytes_per_step"]).median()
         low, middle, high = here["ms"].quantile([0.25, 0.5, 0.75]) if len(here) else [math.nan] * 3
         rows.append(
             {
                 "arm": arm,
                 "k": k,
                 "rounds": len(runs),
-                "asked_mib_per_load": means["asked_bytes"] / means["loads"] / MIB if means["loads"] else math.nan,
-                "device_mib_per_load": means["device_bytes"] / means["loads"] / MIB if means["loads"] else math.nan,
-                "cold_share": cold,
+                "asked_mib_per_load": by_load["asked"] / MIB,
+                "device_mib_per_load": by_load["device"] / MIB,
+                "cold_share": over_asked if arm in ADVISED else math.nan,
+                "cold_share_probed": here["cold_bytes"].sum() / here["asked_bytes"].sum() if len(here) else math.nan,
                 "loads_all_cold": (here["cold"] == 1).mean(),
                 "loads_all_warm": (here["cold"] == 0).mean(),
                 "loads_partial": ((here["cold"] > 0) & (here["cold"] < 1)).mean(),
-                "asked_mib_per_step": means["asked_bytes"] / MIB,
-                "cold_mib_per_step": cold * means["asked_bytes"] / MIB,
-                "device_mib_per_step": means["device_bytes"] / MIB,
-                "loads_per_step": means["loads"],
-                "hits_per_step": means["hits"],
+                **{name: step[name] for name in PER_STEP},
                 "ms_per_load": middle,
                 "ms_low": low,
                 "ms_high": high,
-                "wait_ms_per_step": runs["wait_ms_per_step"].median(),
                 "device_over_cold": device_over_cold(here),
                 "n": len(here),
                 "condition": session.condition,
@@ -122,7 +125,7 @@ def device_verdicts(session: Session, table: pd.DataFrame) -> list[str]:
         elif math.isnan(ratio):
             verdict = "not measured"
         elif in_pages:
-            verdict = "pass" if abs(ratio - 1) <= DEVICE_TOLERANCE else "FAIL"
+            verdict = "pass" if device_agrees(ratio) else "FAIL"
             verdict += f" (tolerance {DEVICE_TOLERANCE:.0%})"
         else:
             verdict = (
@@ -137,7 +140,7 @@ def markdown(session: Session, table: pd.DataFrame, claims: Claims) -> str:
     """table.md: loads and bytes of each arm, and the paper's rows beside them."""
     blocks = [
         f"# Table 4: what is read, {table['tier'].iloc[0]}",
-        "\n".join(f"- {line}" for line in _header(session, table)),
+        *heading(_header(session, table), session),
         "## Per load",
         _load_table(table),
         "## Per step",
@@ -157,7 +160,7 @@ def _header(session: Session, table: pd.DataFrame) -> list[str]:
     share = len(session_loads(session)) / max(1, _timed_loads(session))
     return [
         *header_lines(session, TIME_BUDGET),
-        f"probed: the page cache was looked at before {share:.0%} of the timed loads, so cold shares and times per "
+        f"probed: the page cache was looked at before {share:.0%} of the timed loads, so probed shares and times per "
         f"load are of {table['n'].min()} to {table['n'].max()} loads per arm and K",
     ]
 
@@ -170,7 +173,8 @@ def _timed_loads(session: Session) -> int:
 
 def _load_table(table: pd.DataFrame) -> str:
     header = (
-        "K|arm|asked MiB|device MiB|cold share (bytes)|all cold / all warm / partly|ms/load median (quartiles)|probed"
+        "K|arm|asked MiB|device MiB|device/asked|cold share, probed|all cold / all warm / partly|"
+        "ms/load median (quartiles)|n probed"
     )
     rows = [
         (
@@ -178,7 +182,8 @@ def _load_table(table: pd.DataFrame) -> str:
             row.arm,
             f"{row.asked_mib_per_load:.3f}",
             f"{row.device_mib_per_load:.3f}",
-            _number(row.cold_share, ".3f"),
+            number(row.cold_share, ".3f"),
+            number(row.cold_share_probed, ".3f"),
             f"{row.loads_all_cold:.2f} / {row.loads_all_warm:.2f} / {row.loads_partial:.2f}" if row.n else "",
             f"{row.ms_per_load:.2f} ({row.ms_low:.2f}-{row.ms_high:.2f})" if row.n else "",
             str(row.n),
@@ -189,7 +194,7 @@ def _load_table(table: pd.DataFrame) -> str:
 
 
 def _step_table(table: pd.DataFrame) -> str:
-    header = "K|arm|loads|hits|asked MiB|cold MiB|device MiB|waiting ms".split("|")
+    header = "K|arm|loads|hits|asked MiB|device MiB|waiting ms".split("|")
     rows = [
         (
             str(row.k),
@@ -197,7 +202,6 @@ def _step_table(table: pd.DataFrame) -> str:
             f"{row.loads_per_step:.1f}",
             f"{row.hits_per_step:.1f}",
             f"{row.asked_mib_per_step:.1f}",
-            _number(row.cold_mib_per_step, ".1f"),
             f"{row.device_mib_per_step:.1f}",
             f"{row.wait_ms_per_step:.1f}",
         )
@@ -219,12 +223,19 @@ def _paper_table(table: pd.DataFrame, claims: Claims) -> str:
             for row in table[(table["k"] == k) & table["arm"].isin([route, f"{route}-mmap"])].itertuples():
                 ours = (
                     f"{row.device_mib_per_load:.2f}",
-                    _number(row.cold_share, ".2f"),
+                    _cold(row),
                     f"{row.device_mib_per_step:.1f}",
                 )
                 rows.append((str(k), f"ours: {row.arm}", *ours, f"{row.wait_ms_per_step:.1f}"))
     header = ("K", "arm", "device MiB/load", "cold share", "device MiB/step", "waiting ms/step")
     return markdown_table(header, rows, right_from=2)
+
+
+def _cold(row) -> str:
+    """Of all timed loads where the device tells, else of the probed ones with their number."""
+    if row.arm in ADVISED:
+        return number(row.cold_share, ".2f")
+    return f"{row.cold_share_probed:.2f} (n={row.n} probed)" if row.n else ""
 
 
 def _verdicts(found: list[Finding]) -> str:
@@ -235,10 +246,6 @@ def _verdicts(found: list[Finding]) -> str:
         if finding.claim.kind == "relation" or finding.status is Status.CONTRADICTED
     ]
     return markdown_table(("claim", "K", "arms", "ours", "status", "why"), rows)
-
-
-def _number(value: float, form: str) -> str:
-    return "" if pd.isna(value) else format(value, form)
 
 
 def write(session: Session, claims: Claims, out: Path) -> str:

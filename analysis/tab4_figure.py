@@ -20,7 +20,6 @@ EDGE = {"edgecolor": "#222222", "linewidth": 0.6}
 VOLUMES = (
     ("asked_mib_per_step", "asked for", "#E3E3E3", ""),
     ("device_mib_per_step", "from the device", "#D55E00", ""),
-    ("cold_mib_per_step", "cold", "#0B3C5D", "////"),
 )
 KINDS = (
     ("loads_all_cold", "all cold", "#0B3C5D", ""),
@@ -66,8 +65,8 @@ def _caption(session: Session, table: pd.DataFrame) -> list[str]:
 
 
 def _draw_volumes(axes, table: pd.DataFrame, places: list[float]) -> None:
-    """Three bars per arm, one before the other, the narrower in front: they do not add up."""
-    for (column, _, color, hatch), width in zip(VOLUMES, (0.84, 0.56, 0.26), strict=True):
+    """Two bars per arm, one before the other, the narrower in front: they do not add up."""
+    for (column, _, color, hatch), width in zip(VOLUMES, (0.84, 0.46), strict=True):
         axes.barh(places, table[column].fillna(0), width, color=color, hatch=hatch, **EDGE)
     longest = table[[column for column, *_ in VOLUMES]].max(axis=1)
     for place, row, end in zip(places, table.itertuples(), longest, strict=True):
@@ -84,12 +83,12 @@ def _draw_kinds(axes, table: pd.DataFrame, places: list[float]) -> None:
         axes.barh(places, widths, 0.74, left=reached, color=color, hatch=hatch, **EDGE)
         reached = reached + widths
     for place, row in zip(places, table.itertuples(), strict=True):
-        _note(axes, 1.0, place, "not probed" if pd.isna(row.cold_share) else f"{row.cold_share:.2f} cold")
+        _note(axes, 1.0, place, "not probed" if row.n == 0 else f"{row.cold_share_probed:.2f} cold")
     axes.set_xlim(0, 1.24)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    axes.set_xlabel("share of loads (numbers: cold share of their bytes)")
+    axes.set_xlabel("share of probed loads (numbers: of their bytes)")
     axes.tick_params(axis="y", labelleft=False)
-    _dress(axes, "How cold the loads are", KINDS)
+    _dress(axes, "How cold the probed loads are", KINDS)
 
 
 def _note(axes, x: float, place: float, text: str) -> None:

@@ -5,20 +5,21 @@ Knows nothing of what a table means: it reads the Markdown that each target writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 # The paper's order; a target that is not here comes after these.
 ORDER = (
-    "claims tab1 tab2 tab3 tab4 fit fig3 regress memory resident appxb reuse math noise budgets compare bench engine"
+    "claims tab1 tab2 tab3 tab4 fit fig3 regress predict memory resident appxb reuse math noise budgets compare bench "
+    "engine"
 ).split()
+COMPARE = "compare"  # folder beside those of the machines, of tables that set some of them beside each other
 NO_TIER = "machine"  # the tier folder of tables that belong to the machine as a whole
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table.md: `tier` is "" where it belongs to the machine as a whole."""
+    """One table.md: `tier` is "" for the machine as a whole, the machines' ids for a comparison."""
 
     path: Path
     tier: str
@@ -60,15 +61,22 @@ class Table:
 
 
 def find_tables(results: Path) -> list[Table]:
-    """Every table one or two folders below a machine's results, in the paper's order. Raises ValueError, one line."""
+    """Every table one or two folders below a machine's results, and its comparisons with others beside them.
+
+    In the paper's order. Raises ValueError, one line.
+    """
+    places = {path: ("", path.parts[-2]) for path in results.glob("*/table.md")}
+    places |= {path: path.parts[-3:-1] for path in results.glob("*/*/table.md")}
+    for path in results.parent.glob(f"{COMPARE}/*/table.md"):
+        if results.name in path.parts[-2].split("+"):
+            places[path] = (path.parts[-2], COMPARE)
     found = []
-    for path in {*results.glob("*/table.md"), *results.glob("*/*/table.md")}:
-        folders: Sequence[str] = path.relative_to(results).parts[:-1]
+    for path, (tier, target) in places.items():
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: cannot be read ({error})") from error
-        found.append(Table(path, folders[0] if len(folders) == 2 else "", folders[-1], text))
+        found.append(Table(path, tier, target, text))
     return sorted(found, key=lambda table: (_rank(table.target), table.target, table.tier))
 
 

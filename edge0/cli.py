@@ -1,7 +1,8 @@
 """The command line: `edge0 COMMAND`. Every command is a module of `edge0.commands` or one that a package adds.
 
 Packages above the engine (the harness and its analysis) add theirs through the entry-point group `edge0.commands`, so
-that nothing here imports them. Expected failures are one line on stderr and exit code 2.
+that nothing here imports them. One that lacks its own packages (a base installation has none of the harness's) is
+absent. Expected failures are one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points
 from types import ModuleType
 
@@ -28,23 +30,37 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def all_commands() -> dict[str, ModuleType]:
-    """Commands by name: the engine's own, then those that other packages add."""
-    return COMMANDS | {point.name: point.load() for point in sorted(entry_points(group="edge0.commands"))}
+    """Commands by name: the engine's own, then those that other packages add and that can be imported here."""
+    commands = dict(COMMANDS)
+    for point in sorted(entry_points(group="edge0.commands")):
+        with suppress(ImportError):
+            commands[point.name] = point.load()
+    return commands
 
 
-def main(arguments: list[str] | None = None) -> int:
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of every command; what it parsed has `run`, to be called with it."""
     parser = argparse.ArgumentParser(prog="edge0", description="Serve mixture-of-experts models from SSD.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module in all_commands().items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = command_parser().parse_args(arguments)
     _open_standard_descriptors()
     try:
         options.run(options)
     except Edge0Error as error:
         print(f"edge0: {error}", file=sys.stderr)
+        return EXIT_CODE
+    except ModuleNotFoundError as error:
+        if options.command in COMMANDS:
+            raise
+        print(f"edge0: {options.command} needs the package {error.name}: install edge0[harness]", file=sys.stderr)
         return EXIT_CODE
     except BrokenPipeError:  # whoever read the text has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -31,7 +31,7 @@ from edge0.routing import Router
 from edge0.sampling import Sampling
 from edge0.streaming.executor import Executor, Lease, Prediction
 from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
-from edge0.streaming.source import open_source
+from edge0.streaming.source import Source, open_source
 from edge0.streaming.stores import open_store
 from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, PREFETCH, Recorder
 from edge0.trace import RouteTrace
@@ -46,12 +46,14 @@ class Engine:
         options: EngineOptions | None = None,
         recorder: Recorder | None = None,
         routes: RouteTrace | None = None,
+        source: Source | None = None,
     ):
         """Open a checkpoint and load its resident part.
 
         Args:
             recorder: what is to write down loads and waits; by default one that keeps totals only.
             routes: a trace; every decode step of a request takes its routes from there, whatever the model chooses.
+            source: the checkpoint's expert files, opened already as `options.io` says; the engine closes it.
 
         Raises:
             Edge0Error: whatever the checkpoint, its adapters, the options or the trace are refused for; BANK_TOO_SMALL
@@ -90,7 +92,7 @@ class Engine:
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
         with ExitStack() as undo:
-            self.source = open_source(self.layout.paths, options.io, options.mmap_random)
+            self.source = source or open_source(self.layout.paths, options.io, options.mmap_random)
             undo.callback(self.source.close)
             self.source.check(self.layout.identities)
             self.store, self.reader = open_store(
@@ -195,6 +197,11 @@ class Engine:
                     logits = self.step(request, token)
         finally:
             request.release()
+
+    def executed_routes(self) -> dict[int, mx.array]:
+        """What the last pass, or the one under way, has executed so far: expert ids `[1, T, K]` by model layer. Of a
+        prompt's chunk only the last two tokens are kept."""
+        return {layer: executed.indices for layer, executed in self.executor.running.executed.items()}
 
     def close(self) -> None:
         """End the reader threads and close the files."""

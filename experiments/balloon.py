@@ -57,6 +57,13 @@ class Balloon:
             self._child = None
 
 
+def only_on_macos() -> None:
+    """Raise Edge0Error PROBE_UNAVAILABLE on other systems, which have better ways than to squeeze everything."""
+    if sys.platform != "darwin":
+        why = "cgroups and eviction act on one process, a balloon on the whole machine"
+        raise _refused("used on macOS only", found=why)
+
+
 def lock_limit_bytes() -> int | None:
     """How many bytes a process of this user may lock; None: no limit is stated."""
     if sys.platform == "darwin":

@@ -1,7 +1,7 @@
 """What every page-cache budget of a run can do, and the choice of records that each of them starts with.
 
-A budget is what a smaller machine would leave of the page cache for the experts of a checkpoint. Two ways keep one:
-`experiments.eviction` (no rights needed) and `experiments.limits` (a memory cgroup).
+A budget is what a smaller machine would leave of the page cache for the experts of a checkpoint. Three ways keep
+one: `experiments.eviction` (no rights needed), `experiments.cgroup_budget` and, on macOS, `experiments.balloon_budget`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ SLACK_MIN_BYTES, SLACK_SHARE = 16 << 20, 0.10
 
 
 class Budget(Protocol):
-    """Keeps the page cache of the expert files down to `budget_bytes`. `method`: "eviction" or "cgroup"."""
+    """Keeps the page cache of the expert files down to `budget_bytes`."""
 
     budget_bytes: int
-    method: str
 
     def note(self, layer: int, expert: int | None) -> None:
         """Say that an expert was just loaded, or with None a part of each of the layer's. Any thread; a few
@@ -49,7 +48,7 @@ class Budget(Protocol):
 
 
 class Records:
-    """The records of a budget by index: their ranges in each file, their sizes in bytes, and the pages they touch."""
+    """The records of a budget by index: their ranges in each file and the pages they touch."""
 
     def __init__(self, ranges_of: RangesOf, records: Sequence[Record]):
         self.names = list(records)
@@ -62,7 +61,6 @@ class Records:
                 by_file.setdefault(path, []).append((offset, nbytes))
             self.ranges.append(by_file)
             self.pages.append(_Pages.of(by_file))
-        self.sizes = [sum(n for ranges in by_file.values() for _, n in ranges) for by_file in self.ranges]
 
     def prefill(self, files: Mapping[Path, FilePages], budget_bytes: int, seed: int) -> tuple[list[int], Ledger]:
         """Read a seeded random choice of records into the page cache, as many as the budget has pages for.
@@ -70,7 +68,7 @@ class Records:
         Returns their indices, oldest first, and the ledger of their pages.
         """
         chosen, ledger = [], Ledger(self)
-        for index in random.Random(seed).sample(range(len(self.sizes)), len(self.sizes)):
+        for index in random.Random(seed).sample(range(len(self.names)), len(self.names)):
             ledger.add(index)
             if ledger.page_bytes > budget_bytes:
                 ledger.remove(index)

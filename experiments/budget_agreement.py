@@ -1,8 +1,8 @@
 """Whether the ways of keeping a page-cache budget agree: `MODEL OUT_DIR [--share 0.5] [--loads N]`.
 
 The same streams of expert loads, uniform and Zipf, run under our own eviction and under a memory cgroup (on macOS: a
-balloon), each in a fresh process and from the same contents. Writes agreement.parquet, a row per load, and
-agreement.json, which also says of a way that does not work here why. Judges nothing.
+balloon), each in a fresh process and from the same contents. Writes SESSION/agreement.parquet, a row per load,
+and agreement.json, which also says of a way that does not work here why. Judges nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import read_config
-from experiments.balloon import Balloon, balloon_bytes
+from experiments.budget_methods import budget_methods
 from experiments.budget_run import COLUMNS, BudgetSpec
-from experiments.conditions import budget_methods
 from experiments.processes import run_python, run_python_limited
 from experiments.publish import publish, run_command
 
@@ -100,10 +98,7 @@ def _run(spec: BudgetSpec, folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     if spec.by == "cgroup":
         run_python_limited(arguments, what, None)
     else:
-        with ExitStack() as stack:
-            if spec.by == "balloon":
-                stack.enter_context(Balloon(balloon_bytes(spec.budget_bytes)))
-            run_python(arguments, what)
+        run_python(arguments, what)
     return pd.read_parquet(out.with_suffix(".parquet")), json.loads(out.with_suffix(".json").read_text())
 
 

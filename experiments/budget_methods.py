@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from pathlib import Path
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import UNAVAILABLE, FilePages, ProbeReport, self_test
-from experiments.balloon import Balloon
-from experiments.cgroups import SCOPE, V1, V2, Cgroupfs, limited_command, scope_answers
+from experiments.balloon import Balloon, only_on_macos
+from experiments.cgroups import SCOPE, V1, V2, Cgroupfs, limited_command
 
 _SCRATCH_BYTES, _LIMIT_BYTES, _PLACE_BYTES, _BALLOON_BYTES = 8 << 20, 4 << 20, 1 << 20, 1 << 20
 _NEAR_BYTES = 512 << 10  # the kernel charges in batches and reclaims in pieces
@@ -52,11 +51,17 @@ def budget_methods(path: os.PathLike[str] | str, places: Cgroupfs | None = None)
     ]
 
 
+def eviction_method(path: os.PathLike[str] | str) -> MethodReport:
+    """Try eviction alone, as `budget_methods` does; raises as it does."""
+    path = Path(path)
+    return _tried("eviction", lambda: _try_eviction(path, self_test(path)))
+
+
 def _tried(name: str, attempt: Callable[[], str]) -> MethodReport:
     """`attempt` returns what it saw, or raises what is missing."""
     try:
         return MethodReport(name, True, attempt())
-    except (Edge0Error, OSError, subprocess.TimeoutExpired) as error:
+    except (Edge0Error, OSError, subprocess.SubprocessError) as error:
         return MethodReport(name, False, str(error))
 
 
@@ -79,8 +84,6 @@ def _try_cgroup(name: str, path: Path, probe: ProbeReport, places: Cgroupfs) -> 
         raise _failed("not here", f"the memory controller is that of {version}")
     with limited_command(places=places) as limited:
         if limited.method == SCOPE:
-            if said := scope_answers(limited.prefix, _TIMEOUT_S):
-                raise _failed("the service manager makes no scope", said)
             return "systemd-run makes a scope with a limit of its own, which each run reads back"
 
         def charged(file: Path, nbytes: int) -> int:
@@ -106,8 +109,7 @@ def _try_cgroup(name: str, path: Path, probe: ProbeReport, places: Cgroupfs) -> 
 
 
 def _try_balloon() -> str:
-    if sys.platform != "darwin":
-        raise _failed("used on macOS only", "cgroups and eviction act on one process, a balloon on the whole machine")
+    only_on_macos()
     with Balloon(_BALLOON_BYTES):
         return f"a child could lock {_BALLOON_BYTES} bytes"
 

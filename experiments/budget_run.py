@@ -23,12 +23,13 @@ import pandas as pd
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
 from edge0.streaming.source import PreadSource
-from edge0.telemetry.pagecache import FilePages, Residency, page_spans, thread_device_bytes
+from edge0.telemetry.pagecache import FilePages, Residency, thread_device_bytes
 from edge0.tiers import read_config
-from experiments.budget import Budget, Record, Records, ranges_of
-from experiments.conditions import CacheBudget, open_budget
-from experiments.limits import CgroupBudget
-from experiments.observer import by_file
+from experiments.budget import Budget, Record
+from experiments.cgroup_budget import CgroupBudget
+from experiments.conditions import open_budget
+from experiments.eviction import CacheBudget
+from experiments.observer import by_file, page_ranges
 from experiments.publish import open_pages, run_command
 
 START, WARM_UP, MEASURED = "start", "warm-up", "measured"  # phases of the rows
@@ -42,9 +43,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """What one process is told. `exponent`: 0 for a uniform stream, else Zipf's. `by`: "eviction", "cgroup", or
-    "balloon" where another process holds the rest of the memory. `window`: loads between two looks for a steady state.
-    """
+    """What one process is told. `exponent`: 0 for a uniform stream, else Zipf's. `by`: "eviction", "cgroup" or
+    "balloon". `window`: loads between two looks for a steady state."""
 
     model: str
     by: str
@@ -71,11 +71,9 @@ def measure(spec: BudgetSpec) -> tuple[pd.DataFrame, dict[str, Any]]:
         files = stack.enter_context(open_pages(layout.paths))
         source = PreadSource(layout.paths)
         stack.callback(source.close)
-        budget = None
-        if spec.by != "balloon":
-            budget = open_budget(spec.by, files, spec.budget_bytes, layout)
-            stack.callback(budget.close)
-        start = _prefill(budget, files, layout, spec)
+        budget = open_budget(spec.by, files, spec.budget_bytes, layout)
+        stack.callback(budget.close)
+        start = budget.prefill(spec.seed)
         first_cached = _cached(files)
         rows = [dict.fromkeys(COLUMNS, 0) | _named(START, record, names.index(record)) for record in start]
         loader = _Loader(files, source, layout, budget)
@@ -94,8 +92,7 @@ def measure(spec: BudgetSpec) -> tuple[pd.DataFrame, dict[str, Any]]:
         for part in np.array_split(stream(len(names), spec.exponent, spec.loads, spec.seed, 0), LOOKS):
             load(MEASURED, part)  # the same loads whatever the warm-up took
             cached.append(_cached(files))
-        if budget is not None:
-            budget.drain()
+        budget.drain()
         about = {
             "steady": steady,
             "warm_up_loads": len(windows) * spec.window,
@@ -128,16 +125,14 @@ class _Window:
 class _Loader:
     """Loads one expert into memory that was touched before, and looks at the page cache around it."""
 
-    def __init__(
-        self, files: Mapping[Path, FilePages], source: PreadSource, layout: ExpertLayout, budget: Budget | None
-    ):
+    def __init__(self, files: Mapping[Path, FilePages], source: PreadSource, layout: ExpertLayout, budget: Budget):
         self._files, self._source, self._layout, self._budget = files, source, layout, budget
         self._memory = memoryview(bytearray(b"\1" * layout.expert_bytes))
 
     def load(self, layer: int, expert: int) -> dict[str, int]:
         ranges = self._layout.ranges(layer, expert)
         asked = self._residency(ranges)
-        whole = self._residency(self._whole_pages(ranges))
+        whole = self._residency(page_ranges(ranges, self._files))
         before = thread_device_bytes()
         self._source.advise(ranges)
         at = 0
@@ -145,8 +140,7 @@ class _Loader:
             self._source.read(piece, [self._memory[at : at + piece.nbytes]])
             at += piece.nbytes
         delivered = thread_device_bytes() - before
-        if self._budget is not None:
-            self._budget.note(layer, expert)
+        self._budget.note(layer, expert)
         if isinstance(self._budget, CacheBudget):
             self._budget.drain()  # what it evicts beside the next load would have been probed as cached
         return {
@@ -161,27 +155,6 @@ class _Loader:
     def _residency(self, ranges: tuple[ByteRange, ...]) -> Residency:
         found = [self._files[path].residency(parts) for path, parts in by_file(ranges).items()]
         return Residency(*(sum(getattr(each, name) for each in found) for name in Residency.__dataclass_fields__))
-
-    def _whole_pages(self, ranges: tuple[ByteRange, ...]) -> tuple[ByteRange, ...]:
-        """The pages that the ranges touch, which is what the device delivers."""
-        return tuple(
-            ByteRange(path, start, min(end, self._files[path].file_bytes) - start)
-            for path, parts in by_file(ranges).items()
-            for start, end in page_spans(parts)
-        )
-
-
-def _prefill(
-    budget: Budget | None, files: Mapping[Path, FilePages], layout: ExpertLayout, spec: BudgetSpec
-) -> list[Record]:
-    """Fill the budget with its seeded choice of records; returns that, oldest first."""
-    if budget is not None:
-        return budget.prefill(spec.seed)
-    for pages in files.values():
-        pages.evict()
-    records = Records(ranges_of(layout), layout.records())
-    chosen, _ = records.prefill(files, spec.budget_bytes, spec.seed)
-    return [records.names[index] for index in chosen]
 
 
 def _named(phase: str, record: Record, number: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _NAME = re.compile(r"edge0-(\d+)-(\d+)-\d+(\.scope)?")  # process id and start o
 # $0 is the group's cgroup.procs: the shell moves itself there and becomes the command.
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 _SET_TRIES, _EMPTY_TRIES, _WAIT_S = 10, 200, 0.01
+_SCOPE_TIMEOUT_S = 10.0
 _NO_LIMIT = 1 << 62  # v1 states "no limit" as the largest number of whole pages
 _numbers = itertools.count()
 
@@ -77,7 +78,6 @@ class Usage:
 
     file_bytes: int
     other_bytes: int
-    anon_bytes: int
     oom_kills: int
 
 
@@ -133,17 +133,17 @@ class Group:
             raise _unavailable(f"the group's counters cannot be read ({error})", self.folder) from error
         file_bytes = stat["cache" if v1 else "file"] - stat.get("shmem", 0)  # both count shared memory as cache
         other = max(0, total - file_bytes)
-        return Usage(file_bytes, other, stat["rss" if v1 else "anon"], events.get("oom_kill", 0))
+        return Usage(file_bytes, other, events.get("oom_kill", 0))
 
     def pids(self) -> list[int]:
-        """The processes in the group."""
+        """The processes in the group; 0 for one that this process cannot name, since it is of another PID namespace."""
         return [int(word) for word in _words(self.folder / "cgroup.procs")]
 
     def remove(self) -> None:
         """End what still runs in the group, drop its page cache and remove it. A group that is gone is no error."""
         for _ in range(_EMPTY_TRIES):
-            for pid in self.pids():
-                with contextlib.suppress(ProcessLookupError):
+            for pid in filter(None, self.pids()):  # os.kill(0) would end our own process group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError, ValueError):  # pages would keep a removed group alive in the kernel
                 if self.version == V2:
@@ -195,6 +195,7 @@ def limited_command(limit_bytes: int | None = None, places: Cgroupfs | None = No
     name = f"{_stamp(os.getpid())}-{next(_numbers)}"
     parent = own if version == V1 else _delegated(places.root, own)
     if parent is None:
+        _try_scope(_scope_prefix(places.root, f"{name}-try.scope", limit_bytes))
         yield Limited((*_scope_prefix(places.root, f"{name}.scope", limit_bytes),), SCOPE, None, limit_bytes)
         return
     sweep(parent, version)
@@ -232,13 +233,17 @@ def own_group(places: Cgroupfs | None = None) -> Group:
 
 def sweep(parent: Path, version: str) -> list[str]:
     """Remove the groups below `parent` whose makers have ended; returns their names. What still runs there is ended:
-    the arm of a killed session would disturb the next one."""
+    the arm of a killed session would disturb the next one. A group with a process of another PID namespace is left
+    alone: its maker may live there, and what cannot be removed is of somebody else."""
     swept = []
     for folder in sorted(parent.iterdir()):
         found = _NAME.fullmatch(folder.name)
         if found and folder.is_dir() and not folder.name.startswith(f"{_stamp(int(found[1]))}-"):
-            Group(version, folder).remove()
-            swept.append(folder.name)
+            group = Group(version, folder)
+            if 0 not in group.pids():
+                with contextlib.suppress(Edge0Error):
+                    group.remove()
+                    swept.append(folder.name)
     return swept
 
 
@@ -282,13 +287,16 @@ def _scope_prefix(root: Path, unit: str, limit_bytes: int | None) -> list[str]:
     ]
 
 
-def scope_answers(prefix: tuple[str, ...], timeout_s: float) -> str:
-    """ "" when a command runs behind a scope's prefix, else what the service manager said."""
+def _try_scope(prefix: list[str]) -> None:
+    """Run nothing behind a scope's prefix. Raises Edge0Error PROBE_UNAVAILABLE with what the service manager said."""
+    command = [*prefix, "true"]
     try:
-        done = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCOPE_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise _unavailable("the service manager makes no scope", found=error) from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise _unavailable("the service manager makes no scope", found=said)
 
 
 def _table(path: Path) -> dict[str, int]:

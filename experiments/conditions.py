@@ -1,7 +1,8 @@
 """Page-cache conditions of a run: cold, warm, or a byte budget, each brought about and then verified by probe.
 
-A budget is what a smaller machine would leave for the checkpoint. It is kept by eviction, or by a memory cgroup that
-the process was started in (`experiments.cgroups`); which of them works on a machine, `budget_methods` tries out.
+A budget is what a smaller machine would leave for the checkpoint. It is kept by eviction, by a memory cgroup that the
+process was started in (`experiments.cgroups`), or by a balloon; which of them works on a machine,
+`experiments.budget_methods` tries out.
 """
 
 from __future__ import annotations
@@ -14,28 +15,12 @@ from pathlib import Path
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import FilePages
-from experiments.budget import Budget, Record, ranges_of
-from experiments.budget_methods import MethodReport, budget_methods
+from experiments.balloon_budget import BalloonBudget
+from experiments.budget import Budget, ranges_of
+from experiments.cgroup_budget import CgroupBudget
 from experiments.eviction import CacheBudget
-from experiments.limits import CgroupBudget
 
-__all__ = [
-    "BUDGET_BY",
-    "Budget",
-    "CacheBudget",
-    "CgroupBudget",
-    "Condition",
-    "MethodReport",
-    "Record",
-    "budget_methods",
-    "open_budget",
-    "prepare",
-    "prepare_budget",
-    "prepare_cold",
-    "prepare_warm",
-]
-
-BUDGET_BY = {"eviction": CacheBudget, "cgroup": CgroupBudget}
+BUDGET_BY = {"eviction": CacheBudget, "cgroup": CgroupBudget, "balloon": BalloonBudget}
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}  # largest first
 _HINT = "one of warm, cold, budget:FRACTION (0 to 1) or budget:SIZE (such as 64MiB)"
 
@@ -97,11 +82,12 @@ class Condition:
 
 
 def open_budget(by: str, files: Mapping[Path, FilePages], budget_bytes: int, layout: ExpertLayout) -> Budget:
-    """The budget of a run over a checkpoint's experts. `by`: "eviction", or "cgroup" in a process that was started
-    behind the prefix of `experiments.cgroups.limited_command`.
+    """The budget of a run over a checkpoint's experts. `by`: "eviction", "cgroup" in a process that was started behind
+    the prefix of `experiments.cgroups.limited_command`, or "balloon" on macOS.
 
     Raises:
-        Edge0Error: OPTION_INVALID for another way or a size that it cannot keep; PROBE_UNAVAILABLE without a cgroup.
+        Edge0Error: OPTION_INVALID for another way or a size that it cannot keep; PROBE_UNAVAILABLE where it has no
+            cgroup, or a balloon is not used.
     """
     if by not in BUDGET_BY:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "option budget_by", expected=", ".join(BUDGET_BY), found=by)

@@ -14,6 +14,8 @@ from jsonschema import Draft202012Validator
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import TIERS, find_tier, read_config
+from experiments.architecture import floor_share
+from experiments.arms import ARMS
 from experiments.conditions import Condition
 
 CONFIG = Path(__file__).with_name("config.yaml")
@@ -54,6 +56,7 @@ class Workflow:
             key = ".".join(map(str, error.path)) or None
             raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path="configuration", tensor=key)
         values["condition"] = str(Condition.parse(values["condition"]))
+        _check_tab1(values["tab1_tiers"])
         model = values.get("model")
         if model is None:
             tier = find_tier(values["tier"])
@@ -91,6 +94,31 @@ class Workflow:
             elif value is not None:
                 parts += [f"--{flag}", shlex.quote(str(value))]
         return " ".join(parts)
+
+
+def _check_tab1(names: list[str]) -> None:
+    """Tiers of two models, each of which the arms' own bank can serve: else Table 1 fails after what it measured."""
+    tiers = [find_tier(name) for name in names]
+    if len({tier.family for tier in tiers}) < len(tiers):
+        raise Edge0Error(
+            ErrorKind.OPTION_INVALID,
+            "one tier of each model",
+            path="configuration",
+            tensor="tab1_tiers",
+            expected="one of 35b and one of 8b",
+            found=names,
+        )
+    large = ARMS["prerouter-large"].bank
+    for tier in tiers:
+        if floor_share(tier) > large:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                f"{tier.name} cannot be served from the large bank of Table 1",
+                path="configuration",
+                tensor="tab1_tiers",
+                expected=f"a tier that needs at most {large:.2f} of its experts in memory",
+                found=f"{floor_share(tier):.2f}",
+            )
 
 
 def _refuse_unknown(values: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -101,14 +101,19 @@ class StreamedDecoder:
     ):
         bank_bytes = bank_slots * slot_bytes(layout.specs, models.activation_dtype())
         chosen = {**options, "bank_bytes": bank_bytes, **arm.options}
-        with ExitStack() as opening:
-            if chosen.get("io") == "mmap":
-                self.window = opening.enter_context(fault_window(layout.paths))
-                chosen["mmap_random"] = self.window == "random"
-            self._engine = Engine(model, EngineOptions(**chosen), Recorder(observer, rows=True), routes=routes)
-        if isinstance(self._engine.source, FaultSource):
-            observer.after_load = self._engine.source.unmap
-        observer.leaves_pages = chosen.get("io") != "direct"
+        engine_options = EngineOptions(**chosen)
+        observer.leaves_pages = engine_options.io != "direct"
+        by_readers = engine_options.assembly == "bank" and engine_options.fill == "readers"
+        observer.reading_threads = engine_options.reader_threads if by_readers else 1
+        source = None
+        with ExitStack() as undo:
+            if engine_options.io == "mmap":
+                with fault_window(layout.paths) as self.window:
+                    source = FaultSource(layout.paths, random=self.window == "random")
+                undo.callback(source.close)
+                observer.after_load = source.unmap
+            self._engine = Engine(model, engine_options, Recorder(observer, rows=True), routes, source)
+            undo.pop_all()
         self.recorder = self._engine.recorder
         self.resident_bytes = self._engine.resident_bytes
         self.bank_bytes, self.bank_slots = self._engine.store.nbytes, self._engine.store.capacity

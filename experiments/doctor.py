@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 
 HELP = "look at this machine and write its machine file"
 
+# Targets for a machine that nothing is known of yet: what can be seen at all, then what is said with it.
+NEXT = (
+    ("noise", "how small an effect shows here"),
+    ("budgets", "whether the ways to limit the page cache agree"),
+    ("fit", "what a load costs here, by its cold share"),
+    ("tab3", "decode speed of each arm at each K"),
+    ("predict", "the same speeds, predicted from these parts"),
+)
+
 _MIB, _GIB = 1 << 20, 1 << 30
-_LABEL, _COLUMNS = 13, 110
+_LABEL, _COLUMNS, _COMMAND = 13, 110, 18
 _PROGRESS_STEPS = 11  # scratch file, three checks, eight read measurements; only the bar's length hangs on it
 _YES = {True: "yes", False: "no", None: "unknown"}
 
@@ -41,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
         values = examine(what, options.seconds, report)
     print(report_text(values, what))
     path = write(values, options.out or MACHINES)
-    print(f"\nwritten: {path}")
+    print(f"\nwritten: {path}\n\n{next_text(values, options.checkpoint)}")
 
 
 def report_text(values: Mapping[str, Any], what: Subject) -> str:
@@ -56,6 +65,25 @@ def report_text(values: Mapping[str, Any], what: Subject) -> str:
         _warnings(values.get("warnings", [])),
     ]
     return "\n\n".join(block for block in blocks if block)
+
+
+def next_text(values: Mapping[str, Any], checkpoint: Path | None) -> str:
+    """Which targets to run on this machine, in order. `values`: a machine file's; `checkpoint`: the one asked about."""
+    from edge0.tiers import TIERS
+
+    settings = []
+    if checkpoint is not None:
+        name = checkpoint.resolve().name
+        settings.append(f"tier={name}" if name in TIERS else f"model={checkpoint}")
+    limited = any(budget["works"] for budget in values["budgets"])
+    if not limited:
+        settings.append("condition=warm")
+    config = " ".join(["", "--config", *settings]) if settings else ""
+    lines = ["when the warnings above are seen to, run:" if values.get("warnings") else "run next:"]
+    for target, meaning in NEXT:
+        if target != "budgets" or limited:
+            lines.append(f"  {f'snakemake {target}{config}':<{_COMMAND}}  {meaning}")
+    return "\n".join(lines)
 
 
 def _machine(values: Mapping[str, Any], what: Subject) -> str:

@@ -80,7 +80,7 @@ def _digest(tokens: list[int]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.endurance", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, help="directory of a checkpoint")
-    parser.add_argument("out", type=Path, help="folder that gets endurance.parquet and endurance.json")
+    parser.add_argument("out", type=Path, help="folder that gets SESSION/endurance.parquet and .json")
     parser.add_argument("--tokens", type=int, default=2000, help="of the long request (default 2000)")
     parser.add_argument("--requests", type=int, default=50, help="short requests (default 50)")
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")

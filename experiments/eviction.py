@@ -72,8 +72,6 @@ class CacheBudget:
         records: every record that may be noted.
     """
 
-    method = "eviction"
-
     def __init__(
         self,
         files: Mapping[Path, FilePages],
@@ -85,7 +83,6 @@ class CacheBudget:
             raise Edge0Error(ErrorKind.OPTION_INVALID, "a budget is not negative", expected=">= 0", found=budget_bytes)
         self.budget_bytes = budget_bytes
         self.slack_bytes = slack_bytes(budget_bytes)
-        self.sweeps = 0  # times that unaccounted pages had to be swept out
         self._files = dict(files)
         self._records = Records(ranges_of, records)
         spans: dict[Path, list[tuple[int, int, int]]] = {path: [] for path in self._files}
@@ -202,7 +199,6 @@ class CacheBudget:
         self._unchecked_notes = 0
         if not over:
             return
-        self.sweeps += 1
         for path, pages in self._files.items():
             for start in range(0, pages.file_bytes, _SWEEP_STEP_BYTES):
                 self._enforce()

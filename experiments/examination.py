@@ -22,11 +22,11 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import describe_host, filesystem_of
-from edge0.telemetry.pagecache import ProbeReport, self_test
+from edge0.telemetry.pagecache import MEMORY_FILESYSTEMS, ProbeReport, self_test
 from edge0.tiers import find_tier, read_config
-from experiments.conditions import budget_methods
+from experiments.budget_methods import budget_methods
 from experiments.machine_file import device_kind, without_paths
-from experiments.storage import ADVISED, MEMORY_FILESYSTEMS, RandomReads, lower_cache, random_reads
+from experiments.storage import ADVISED, RandomReads, lower_cache, random_reads
 from experiments.thermal import power_state, thermal_state
 
 SCRATCH_BYTES = 256 << 20

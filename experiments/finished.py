@@ -12,7 +12,8 @@ from experiments.conditions import Condition
 from experiments.options import SessionOptions
 
 POINTER = "latest.json"
-PLACES = ("model", "records", "trace")  # options that say where something lies, which may have moved since
+# Options that do not say what is measured: where something lies, which may have moved since, and patience.
+BESIDE = ("model", "records", "trace", "run_timeout_s")
 
 
 def point(root: Path, session: str) -> None:
@@ -53,7 +54,7 @@ def _differences(options: SessionOptions, about: dict[str, Any]) -> str:
     """Options in which a finished session differs from what is asked for now, in words; "" where in none."""
     asked = dataclasses.asdict(options) | {"condition": str(Condition.parse(options.condition))}
     asked = json.loads(json.dumps(asked))
-    keys = [key for key in asked if key in about and key not in PLACES]
+    keys = [key for key in asked if key in about and key not in BESIDE]
     return ", ".join(f"{key} {about[key]} and not {asked[key]}" for key in keys if about[key] != asked[key])
 
 

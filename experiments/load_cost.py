@@ -4,7 +4,8 @@ One expert per load, by each way of reading, from either layout. Before each loa
 one run of pages at a random place is cached again, and what really is cold is looked up outside the timed interval. A
 unit is one way, share and expert from both layouts, one right after the other; units come in a seeded random order, so
 that no way and no share has a time of its own. Every so often one fixed expert is read past the page cache: a reference
-that moves only when the device does.
+that moves only when the device does. Where the file system refuses such reads, that way is left out, and the reference
+is an advised read of the evicted expert.
 
 One thread on purpose: what a load costs by itself. Scales and biases stay bf16 here (the engine widens them on a CPU).
 The memory that is read into was touched before, so no load pays for that. Writes rows; lines are fitted from the files.
@@ -59,13 +60,18 @@ class Unit:
 
 
 def plan(
-    layout: ExpertLayout, loads: int, levels: Sequence[float], seed: int, layouts: tuple[str, ...] = LAYOUTS
+    layout: ExpertLayout,
+    loads: int,
+    levels: Sequence[float],
+    seed: int,
+    layouts: tuple[str, ...] = LAYOUTS,
+    ways: tuple[str, ...] = WAYS,
 ) -> list[Unit]:
     """`loads` units of each way and share, in random order."""
     rng = np.random.default_rng(seed)
     units = []
     for repetition in range(loads):
-        for way in WAYS:
+        for way in ways:
             for level in levels:
                 layer, expert = int(rng.choice(layout.layers)), int(rng.integers(layout.experts))
                 order = layouts if rng.random() < 0.5 else layouts[::-1]
@@ -82,10 +88,17 @@ class Storage:
         with fault_window(self.layout.paths) as self.window:
             self._faults = FaultSource(self.layout.paths, random=self.window == "random")
         stack.callback(self._faults.close)
-        pread, direct = PreadSource(self.layout.paths), DirectSource(self.layout.paths)
+        pread = PreadSource(self.layout.paths)
         stack.callback(pread.close)
-        stack.callback(direct.close)
-        self._sources: dict[str, Source] = {MMAP: self._faults, PREAD: pread, WILLNEED: pread, DIRECT: direct}
+        self._sources: dict[str, Source] = {MMAP: self._faults, PREAD: pread, WILLNEED: pread}
+        self.no_direct = ""  # why direct reads are left out
+        try:
+            self._sources[DIRECT] = direct = DirectSource(self.layout.paths)
+            stack.callback(direct.close)
+        except Edge0Error as error:
+            if error.kind is not ErrorKind.OPTION_INVALID:
+                raise
+            self.no_direct = error.detail
         self.memory = [np.ones(spec.nbytes, np.uint8) for spec in self.layout.specs]
         self._targets = [Target(memoryview(part), False) for part in self.memory]
 
@@ -195,8 +208,12 @@ def measure(
             stores[RECORDS] = Storage(records, stack)
         for store in stores.values():
             check_pair(stores[STACKED].layout, store.layout, records)
-        units = plan(stores[STACKED].layout, loads, levels, seed, tuple(stores))
-        rows = list(_rows(stores, units))
+        refused = next((store.no_direct for store in stores.values() if store.no_direct), "")
+        ways = tuple(way for way in WAYS if way != DIRECT or not refused)
+        if refused:
+            Console(stderr=True).print(f"no {DIRECT} reads, and the reference is {WILLNEED}: {refused}", markup=False)
+        units = plan(stores[STACKED].layout, loads, levels, seed, tuple(stores), ways)
+        rows = list(_rows(stores, units, ways))
         for order, row in enumerate(rows):
             row["order"] = order
         return pd.DataFrame(rows), stores[STACKED].window
@@ -229,14 +246,14 @@ def _kind(layout: ExpertLayout) -> str:
     return "stacked" if layout.stacked else "as records"
 
 
-def _rows(stores: dict[str, Storage], units: list[Unit]) -> Iterator[dict[str, Any]]:
+def _rows(stores: dict[str, Storage], units: list[Unit], ways: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     steady = next(reversed(stores))  # the layout of the reference: records, where there are some
     first = stores[steady].layout.layers[0]
     for store in stores.values():  # what a way does once (its buffers, its first descriptors) is no load's cost
-        for way in WAYS:
+        for way in ways:
             store.load(way, first, 0)
         store.bundle_ns()
-    reference = Unit(DIRECT, 1.0, 0, first, 0, 0.0, (steady,))
+    reference = Unit(DIRECT if DIRECT in ways else WILLNEED, 1.0, 0, first, 0, 0.0, (steady,))
     for number, unit in enumerate(track(units, "loads", console=Console(stderr=True))):
         if number % REFERENCE_EVERY == 0:
             yield _row(stores[steady], reference, steady, "reference")
@@ -264,7 +281,7 @@ def _row(store: Storage, unit: Unit, layout: str, role: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.load_cost", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, metavar="STACKED_MODEL", help="directory of a checkpoint as released")
-    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder that gets loads.parquet and loads.json")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder that gets SESSION/loads.parquet and .json")
     parser.add_argument("--records", type=Path, help="directory of its repacked copy; without, one layout is measured")
     parser.add_argument("--loads", type=int, default=30, help="loads per way, layout and cold share (default 30)")
     parser.add_argument("--levels", type=float, nargs="+", default=[0, 0.1, 0.25, 0.5, 0.75, 1], help="cold shares")

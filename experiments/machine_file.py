@@ -32,18 +32,20 @@ def check(values: Mapping[str, Any], path: Path) -> None:
 
 
 def write(values: Mapping[str, Any], folder: Path) -> Path:
-    """Write `folder`/<id>.yaml, whole or not at all; returns its path.
+    """Write `folder`/<id>.yaml, whole or not at all; returns its path. What nobody can measure, the `serving` of a file
+    that is there, is kept.
 
     Raises:
-        Edge0Error: OPTION_INVALID when the schema refuses, OUTPUT_UNWRITABLE.
+        Edge0Error: OPTION_INVALID when the schema refuses, or the file that is there is none; OUTPUT_UNWRITABLE.
     """
     path = folder / f"{values['id']}.yaml"
+    values = dict(values) | _serving(path)
     check(values, path)
     head = f"# Written by `edge0 doctor` on {values['created']}; schema: experiments/{SCHEMA.name}.\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
         partial.write_text(head + text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
@@ -51,6 +53,18 @@ def write(values: Mapping[str, Any], folder: Path) -> Path:
         detail = f"cannot be written ({error.strerror or error})"
         raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint="name a folder with --out") from error
     return path
+
+
+def _serving(path: Path) -> dict[str, Any]:
+    """The `serving` section of a machine file, by that name; nothing where there is no file, or no such section."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {"serving": found["serving"]} if "serving" in found else {}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        detail, hint = "the machine file that is there cannot be read", "mend it or move it away"
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=path, hint=hint) from error
 
 
 def device_kind(device: str | None) -> str | None:

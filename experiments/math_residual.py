@@ -1,4 +1,4 @@
-"""How far each way of applying routed experts lies from plain arithmetic on unpacked weights: `MODEL OUT.json`.
+"""How far each way of applying routed experts lies from plain arithmetic on unpacked weights: `MODEL OUT_DIR`.
 
 Every path answers one prompt and some forced tokens; what its executor gave for a layer is set beside the same experts,
 unpacked from the file's bytes by numpy and multiplied in fp32, with the same input, route and weights (paper section
@@ -24,7 +24,7 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE, ModelConfig, read_config
-from experiments.publish import run_command, write_document
+from experiments.publish import run_command, stamped, write_document
 
 PROMPT_TOKENS, STEPS = 20, 8
 NATIVE = {"prerouter": "off", "lora": False}
@@ -64,13 +64,13 @@ class Witness:
 
     def __call__(self, block, x, shared):
         outputs, weights = self._engine.executor(block, x, shared)
-        running = self._engine.executor.running
         routed = (outputs * weights[..., None]).sum(axis=-2)
-        # Of a prompt the executor keeps the routes of the last tokens only.
-        indices = running.executed[block.layer].indices
+        # Of a prompt the engine keeps the routes of the last tokens only.
+        indices = self._engine.executed_routes()[block.layer]
         kept = slice(-indices.shape[1], None)
         parts = (x[0, kept], indices[0], weights[0, kept], routed[0, kept])
-        self._pending.append((block.layer, block.layer in running.predictions, parts))
+        predicted = block.layer in self._engine.executor.running.predictions
+        self._pending.append((block.layer, predicted, parts))
         return outputs, weights
 
     def applied(self) -> list[Applied]:
@@ -196,7 +196,7 @@ def _run(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.math_residual", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, metavar="MODEL", help="directory of a checkpoint")
-    parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder that gets SESSION/residuals.json")
     parser.add_argument("--k", type=int, help="experts per token; by default what the family serves")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -204,7 +204,9 @@ def main() -> int:
     def command() -> None:
         rows = measure(options.model, options.k, options.seed)
         about = {"tier": options.model.resolve().name, "seed": options.seed, "paths": rows}
-        write_document(options.out, options.model, about | {"mlx_device": str(mx.default_device())})
+        about["mlx_device"] = str(mx.default_device())
+        with stamped(options.out) as folder:
+            write_document(folder / "residuals.json", options.model, about)
 
     return run_command(command)
 

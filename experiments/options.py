@@ -10,7 +10,7 @@ from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
 
-BUDGET_WAYS = ("eviction", "cgroup", "auto")
+BUDGET_WAYS = ("eviction", "cgroup", "balloon", "auto")
 
 
 def _option(default: Any, help_: str, kind: type | None = None, **more: Any) -> Any:
@@ -29,7 +29,7 @@ class SessionOptions:
     condition: str = _option("budget:0.5", "page cache: warm, cold, budget:FRACTION of the experts or budget:SIZE")
     budget_by: str = _option(
         "eviction",
-        "who keeps the budget: own eviction, a cgroup's limit, or the first of them that works here",
+        "who keeps the budget: own eviction, a cgroup's limit, a balloon (macOS), or the first of two that works here",
         choices=BUDGET_WAYS,
     )
     memory_limit_bytes: int | None = _option(None, "limit on all memory of an arm; above it the arm is killed", int)
@@ -47,8 +47,9 @@ class SessionOptions:
     trace: str | None = _option(None, "file of routes that every arm replays, of one K", str)
     launch_groups: int = _option(3, "groups of layers that a step is launched in")
     reader_threads: int = _option(2, "threads that read experts")
-    probe_every: int = _option(8, "look at the page cache before every n-th load of the timed steps; 0: never")
-    seed: int = _option(0, "of the sampled tokens and of what a budget starts with")
+    probe_every: int = _option(8, "look at the page cache before one in n loads of the timed steps; 0: never")
+    seed: int = _option(0, "of the sampled tokens, of what a budget starts with and of the loads that are looked at")
+    run_timeout_s: int = _option(1800, "seconds after which one run, or the sampling of the tokens, has failed")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A sample is a fresh process: open the engine (an empty bank), bring the page cache into its condition and verify it,
 run one prompt, choose the first token. Within a round the ways run side by side, every other round backwards; where
-several are compared, the first runs twice (A/A). Writes rows; ratios are made from the files.
+several are compared, the first runs twice (A/A). Writes rows; ratios are made from the files. Each row is kept as soon
+as its sample ends: the same command goes on after an interruption, if options, code, checkpoint and boot are the same.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ from edge0.tiers import read_config
 from edge0.tokens import load_tokenizer
 from experiments.conditions import Condition, prepare
 from experiments.processes import run_python
-from experiments.publish import open_pages, publish, run_command
+from experiments.publish import open_pages, publish, run_command, writing
+from experiments.resume import identity_of
 
+PROMPT_TIMEOUT_S = 6 * 3600  # a long prompt, cold, on a slow disk
 WAYS = ("ondemand", "whole-layer", "auto")
+UNFINISHED = ".unfinished.jsonl"
+IDENTIFYING = ("k", "ways", "conditions", "lengths", "rounds", "tier")  # options that decide what the rows are of
 TEXT = (
     "Once upon a time there was a reader who asked how long it takes until the first word of an answer appears. "
     "Nobody could tell, for it depends on what has to be fetched before, on where it lies, and on who asked last. "
@@ -118,24 +123,56 @@ def plan(
     return order
 
 
-def run(options: argparse.Namespace) -> pd.DataFrame:
-    """All samples, each in a process of its own.
+class Unfinished:
+    """The rows of a run that is not over, in a file that says of which run; those that an earlier try left are `rows`.
+
+    Args:
+        identity: what two tries must share for one to go on with the other's rows.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]):
+        self.path, self.identity, self.rows = path, identity, []
+        with suppress(OSError, ValueError):  # there is none, or nothing that this wrote
+            found, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            self.rows = rows if found == identity else []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row. Raises Edge0Error OUTPUT_UNWRITABLE."""
+        self.rows.append(row)
+        partial = self.path.with_suffix(".partial")
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(
+                "".join(json.dumps(line) + "\n" for line in (self.identity, *self.rows)), encoding="utf-8"
+            )
+            partial.replace(self.path)
+
+    def remove(self) -> None:
+        """The run is over, one way or the other."""
+        self.path.unlink(missing_ok=True)
+
+
+def run(options: argparse.Namespace, kept: Unfinished) -> pd.DataFrame:
+    """All samples that are not kept yet, each in a process of its own; returns the rows of all.
 
     Raises:
-        Edge0Error: SESSION_VOID when a process failed (its message is kept), or ways chose different tokens.
+        Edge0Error: SESSION_VOID when a process failed (its message is told), or ways chose different tokens.
     """
-    rows = []
-    samples = plan(options.rounds, options.lengths, options.conditions, options.ways)
-    for role, number, condition, tokens, way in track(samples, "prompts", console=Console(stderr=True)):
+    samples, console = plan(options.rounds, options.lengths, options.conditions, options.ways), Console(stderr=True)
+    if kept.rows:
+        console.print(f"kept: {len(kept.rows)} of {len(samples)} prompts, of a run that was interrupted")
+    for role, number, condition, tokens, way in track(samples[len(kept.rows) :], "prompts", console=console):
         sample = Sample(str(options.model), options.k, way, condition, tokens)
         printed = run_python(
             ["-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
             f"prompt of {tokens} tokens, {way}, {condition}",
+            options.timeout,
         )
-        rows.append({"role": role, "round": number} | json.loads(printed.splitlines()[-1]))
-    frame = pd.DataFrame(rows)
+        kept.add({"role": role, "round": number} | json.loads(printed.splitlines()[-1]))
+    frame = pd.DataFrame(kept.rows)
     for tokens, here in frame.groupby("tokens"):
         if here.first_token.nunique() > 1:
+            kept.remove()
             raise Edge0Error(ErrorKind.SESSION_VOID, f"ways chose different tokens after {tokens}")
     return frame
 
@@ -143,12 +180,19 @@ def run(options: argparse.Namespace) -> pd.DataFrame:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.prefill_cost", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, nargs="?", help="directory of a checkpoint")
-    parser.add_argument("out", type=Path, nargs="?", help="folder that gets prefill.parquet and prefill.json")
+    parser.add_argument("out", type=Path, nargs="?", help="folder that gets SESSION/prefill.parquet and .json")
     parser.add_argument("--lengths", type=int, nargs="+", default=[27, 512], help="tokens of the prompts")
     parser.add_argument("--conditions", nargs="+", default=["cold", "warm"], help="page-cache conditions")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways to read (default all)")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each way (default 5)")
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=PROMPT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"of one sample (default {PROMPT_TIMEOUT_S})",
+    )
     parser.add_argument("--tier", help="name under which results are kept (default: the directory's)")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -160,7 +204,10 @@ def main() -> int:
     def command() -> None:
         about = {"k": options.k, "rounds": options.rounds, "tier": options.tier or options.model.resolve().name}
         about["family"] = read_config(options.model).family.tag
-        publish(options.out, "prefill", run(options), options.model, about)
+        identity = identity_of({key: getattr(options, key) for key in IDENTIFYING}, [options.model])
+        kept = Unfinished(options.out / UNFINISHED, identity)
+        publish(options.out, "prefill", run(options, kept), options.model, about)
+        kept.remove()
 
     return run_command(command)
 

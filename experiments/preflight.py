@@ -14,10 +14,12 @@ from edge0.prerouter.schedule import Schedule
 from edge0.tiers import ModelConfig
 from edge0.trace import RouteTrace
 from experiments.arms import ARMS, find_arm
+from experiments.budget_methods import budget_methods, eviction_method
+from experiments.cgroup_budget import MIN_BUDGET_BYTES
 from experiments.cgroups import limited_command
-from experiments.conditions import Condition, budget_methods
-from experiments.limits import MIN_BUDGET_BYTES
+from experiments.conditions import Condition
 from experiments.options import BUDGET_WAYS, SessionOptions
+from experiments.window import put_back
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,15 @@ def preflight(options: SessionOptions) -> Ready:
     """
     Raises:
         Edge0Error: for an unknown arm or condition, a K or adapter that the model cannot serve, a broken checkpoint,
-            a bank below the floor, records that are none or of another model, routes of another model or K, a budget
-            or memory limit that cannot be kept here.
+            a bank below the floor, records that are none or of another model, routes of another model or K, or too
+            few of them; a condition or memory limit that cannot be kept here.
     """
     condition = Condition.parse(options.condition)
     for arm in options.arms:
         find_arm(arm)
     if not options.ks or not options.arms:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
-    for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens"):
+    for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens", "run_timeout_s"):
         _require(name, getattr(options, name) >= 1, ">= 1", getattr(options, name))
     _require("bank", 0 < options.bank <= 1, "a share of all experts, above 0, up to 1", options.bank)
     _require("budget_by", options.budget_by in BUDGET_WAYS, " or ".join(BUDGET_WAYS), options.budget_by)
@@ -60,6 +62,7 @@ def preflight(options: SessionOptions) -> Ready:
             )
     if options.trace is not None:
         _check_trace(options, options.trace, opening.config)
+    put_back(opening.layout.paths)  # what a killed session left behind
     budget_by = _budget_by(options, condition, opening.layout)
     if options.memory_limit_bytes is not None:
         _check_limit(options.memory_limit_bytes, budget_by)
@@ -108,40 +111,47 @@ def _check_trace(options: SessionOptions, trace: str, config: ModelConfig) -> No
             sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
             raise Edge0Error(error.kind, error.detail, path=trace, tensor=error.tensor, **sides) from error
     native = [arm for arm in options.arms if ARMS[arm].resident]
-    if native:
-        raise Edge0Error(
-            ErrorKind.OPTION_INVALID,
-            "option trace: stock mlx-lm routes by itself",
-            expected="arms of the engine",
-            found=", ".join(native),
-        )
+    advised = [arm for arm in options.arms if ARMS[arm].options.get("prerouter") == "advise"]
+    for arms, why in (
+        (native, "stock mlx-lm routes by itself"),
+        (advised, "predictions come from the trace too, so that advice would never be wrong"),
+    ):
+        if arms:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                f"option trace: {why}",
+                expected="other arms of the engine",
+                found=", ".join(arms),
+            )
     steps = options.warmup_steps + options.timed_steps
-    if routes.tokens < steps:
+    if routes.tokens <= steps:
         raise Edge0Error(
             ErrorKind.TRACE_INVALID,
             "the trace is shorter than a run",
             path=trace,
-            expected=f"{steps} tokens (warmup_steps + timed_steps)",
+            expected=f"{steps + 1} tokens (warmup_steps + timed_steps, and one that the last step predicts)",
             found=routes.tokens,
             hint="make a longer trace, or decode fewer steps",
         )
 
 
 def _budget_by(options: SessionOptions, condition: Condition, layout: ExpertLayout) -> str:
-    """The way that keeps the budget; where it was left open, or needs rights, what the self-test says decides."""
-    if condition.name != "budget" or options.budget_by == "eviction":
+    """The way that keeps the budget, by what the self-tests say of those that were asked for."""
+    if condition.name == "warm":
         return "eviction"
-    asked = ("eviction", "cgroup") if options.budget_by == "auto" else (options.budget_by,)
+    by = options.budget_by if condition.name == "budget" else "eviction"  # cold is a budget of nothing
+    asked = ("eviction", "cgroup") if by == "auto" else (by,)
     budget_bytes = condition.budget_bytes(layout.total_bytes)
-    if options.budget_by == "cgroup":
+    if by == "cgroup":
         _require("condition", budget_bytes >= MIN_BUDGET_BYTES, f">= {MIN_BUDGET_BYTES} bytes by cgroup", budget_bytes)
-    reports = budget_methods(layout.paths[0])
+    path = layout.paths[0]
+    reports = [eviction_method(path)] if by == "eviction" else budget_methods(path)
     for way in asked:
         if any(report.works for report in reports if report.name.startswith(way)):
             return way
     raise Edge0Error(
         ErrorKind.PROBE_UNAVAILABLE,
-        "the page-cache budget cannot be kept on this machine",
+        f"the page cache cannot be kept {condition} on this machine",
         tensor="budget_by",
         expected=" or ".join(asked),
         found="; ".join(f"{report.name}: {report.reason}" for report in reports if report.name.startswith(asked)),

@@ -16,16 +16,18 @@ from experiments.cgroups import limited_command
 RUN_TIMEOUT_S = 1800
 
 
-def run_python(arguments: list[str], what: str) -> str:
+def run_python(arguments: list[str], what: str, timeout_s: float | None = None) -> str:
     """Run an interpreter, `-m MODULE ...` or `-c PROGRAM ...`, to its end; returns what it printed.
+
+    `timeout_s`: by default `RUN_TIMEOUT_S`.
 
     Raises:
         Edge0Error: SESSION_VOID with its last line of error, when it failed or took too long.
     """
-    return _said(_run((), arguments, what), what)
+    return _said(_run((), arguments, what, timeout_s), what)
 
 
-def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None) -> str:
+def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None, timeout_s: float | None = None) -> str:
     """The same in a memory group of its own; None: no limit, until the process sets one for itself.
 
     Raises:
@@ -33,7 +35,7 @@ def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None)
             group can be made.
     """
     with limited_command(limit_bytes) as limited:
-        done = _run(limited.prefix, arguments, what)
+        done = _run(limited.prefix, arguments, what, timeout_s)
         if done.returncode and limited.killed(done.returncode):
             limit = "the limit that it set itself" if limit_bytes is None else f"its limit of {limit_bytes} bytes"
             raise Edge0Error(
@@ -43,12 +45,15 @@ def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None)
         return _said(done, what)
 
 
-def _run(prefix: Sequence[str], arguments: list[str], what: str) -> subprocess.CompletedProcess:
+def _run(
+    prefix: Sequence[str], arguments: list[str], what: str, timeout_s: float | None = None
+) -> subprocess.CompletedProcess:
+    timeout_s = RUN_TIMEOUT_S if timeout_s is None else timeout_s
     command = [*prefix, sys.executable, "-m", "experiments.child", str(os.getpid()), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} took longer than {RUN_TIMEOUT_S} s") from error
+        raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} took longer than {timeout_s} s") from error
 
 
 def _said(done: subprocess.CompletedProcess, what: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -15,6 +17,10 @@ import pandas as pd
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.pagecache import UNAVAILABLE, FilePages, self_test
+from experiments.finished import point
+from experiments.storage import lower_cache
+
+STAMP = re.compile(r"\d{8}T\d{6}Z")  # a session's name
 
 
 def run_command(command: Callable[[], None]) -> int:
@@ -28,36 +34,62 @@ def run_command(command: Callable[[], None]) -> int:
 
 
 def publish(out: Path, name: str, rows: pd.DataFrame, model: Path, about: Mapping[str, Any]) -> None:
-    """Write `name`.parquet with the rows, then `name`.json: time, machine and commit, and what else is `about` them.
+    """Write `name`.parquet with the rows and `name`.json with what is `about` them, in a folder as `stamped` makes it.
 
     Raises:
         Edge0Error: OUTPUT_UNWRITABLE.
     """
-    with _writing(out):
+    with stamped(out) as folder:
+        with writing(folder):
+            rows.to_parquet(folder / f"{name}.parquet")
+        below = {"lower_cache": lower_cache(model).verdict}
+        write_document(folder / f"{name}.json", model, below | dict(about))
+
+
+@contextmanager
+def stamped(out: Path) -> Iterator[Path]:
+    """A new folder `out`/SESSION, named by the time; once it is written, `out`/latest.json names it.
+
+    So what was measured before stays where it is.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE.
+    """
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        rows.to_parquet(out / f"{name}.parquet")
-    write_document(out / f"{name}.json", model, about)
+        while (folder := out / _now()).exists():  # of this very second
+            time.sleep(0.1)
+        folder.mkdir()
+    yield folder
+    with writing(out):
+        point(out, folder.name)
 
 
 def write_document(path: Path, model: Path, about: Mapping[str, Any]) -> None:
-    """Write a JSON file: time, machine and commit, and what else was found out `about` a model.
+    """Write a JSON file: session (its folder's name if that is a time, else the time), machine and commit, and what
+    else was found out `about` a model.
 
     Raises:
         Edge0Error: OUTPUT_UNWRITABLE.
     """
     host = describe_host(model)
     common = {
-        "session": datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+        "session": path.parent.name if STAMP.fullmatch(path.parent.name) else _now(),
         "machine": machine_id(),
         "commit": host.get("git_commit"),
     }
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(common | dict(about) | {"host": host}, indent=1, default=str) + "\n")
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """What fails to be written is Edge0Error OUTPUT_UNWRITABLE, with this path."""
     try:
         yield
     except OSError as error:

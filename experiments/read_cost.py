@@ -59,10 +59,10 @@ def measure(model: Path, k: int, pairs: int, threads: int, seed: int) -> tuple[p
         targets = [[Target(memoryview(part), False) for part in expert] for expert in memory]
 
         def read_explicit(layer: int, experts: list[int]) -> None:
-            futures = [
-                reader.submit(recorder.load(layer, e, DEMAND, layout.expert_bytes), layout.ranges(layer, e), targets[n])
-                for n, e in enumerate(experts)
-            ]
+            futures = []
+            for number, expert in enumerate(experts):
+                ranges = layout.ranges(layer, expert)
+                futures.append(reader.submit(recorder.load(layer, expert, DEMAND, ranges), ranges, targets[number]))
             for future in futures:
                 future.result()
 

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,17 +36,23 @@ KEPT_DAYS = 7
 Say = Callable[[str], None]
 
 
-def identity(options: SessionOptions) -> dict[str, Any]:
-    """What two sessions must share for one to go on with the other's rows."""
-    host = describe_host(options.model)
-    directories = [Path(place) for place in (options.model, options.records) if place is not None]
-    files = [path for directory in directories for path in sorted(directory.rglob("*")) if path.is_file()]
-    if options.trace is not None:
-        files.append(Path(options.trace))
+def identity(options: SessionOptions, budget_by: str) -> dict[str, Any]:
+    """What two sessions must share for one to go on with the other's rows. `budget_by`: the way that was settled on."""
+    measured = dataclasses.asdict(options) | {"budget_by": budget_by}
+    del measured["run_timeout_s"]  # a session that was too slow may go on with more patience
+    places = [place for place in (options.model, options.records, options.trace) if place is not None]
+    return identity_of(measured, places)
+
+
+def identity_of(options: Mapping[str, Any], places: Sequence[Path | str]) -> dict[str, Any]:
+    """The same for any experiment: its options, and what it reads, directories or files, a checkpoint first."""
+    files = [path for place in map(Path, places) for path in (place, *sorted(place.rglob("*"))) if path.is_file()]
     status = {str(path.resolve()): path.stat() for path in files}
+    host = describe_host(places[0])
     found = {
-        "options": dataclasses.asdict(options),
+        "options": dict(options),
         "commit": host.get("git_commit"),
+        "versions": {key: value for key, value in host.items() if key.endswith("_version")},
         "code": _code(),
         "checkpoint": {path: [stat.st_size, stat.st_mtime_ns] for path, stat in status.items()},
         "machine": machine_id(),
@@ -86,6 +92,15 @@ class Work:
     def folder(self) -> Path:
         return self.root / f".{self.session}{SUFFIX}"
 
+    @property
+    def target(self) -> Path:
+        return self.root / self.session
+
+    @property
+    def published(self) -> bool:
+        """Whether all was measured, by a process that was killed before it had announced it."""
+        return self.target.exists()
+
     def keep_whole_rounds(self, runs: list[Run]) -> int:
         """Remove the files of every run that does not belong to a whole finished round; returns how many runs stay."""
         names = [run.name(order) for order, run in enumerate(runs)]
@@ -112,12 +127,15 @@ class Work:
         return folder
 
     def publish(self) -> Path:
-        """Give the completed folder its name, make it the latest, and remove the rest. OSError passes."""
-        target = self.root / self.session
-        (self.folder / COMPLETE).rename(target)  # from here on nothing goes on with this folder
+        """Give the completed folder its name, and announce it. OSError passes."""
+        (self.folder / COMPLETE).rename(self.target)  # from here on nothing goes on with this folder
+        return self.announce()
+
+    def announce(self) -> Path:
+        """Make the published folder the latest, and remove the rest. OSError passes."""
         point(self.root, self.session)
         self.remove()
-        return target
+        return self.target
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -145,9 +163,9 @@ def working(root: Path, found: dict[str, Any], fresh: bool, say: Say) -> Iterato
 
 
 def _take_up(root: Path, found: dict[str, Any], held: contextlib.ExitStack, say: Say) -> Work | None:
-    """The newest unfinished session of this identity that no process is writing."""
+    """The newest session of this identity that was not finished, or not announced, and that no process is writing."""
     for folder in sorted(root.glob(f".*{SUFFIX}"), reverse=True):
-        if _read(folder / MANIFEST).get("identity") != found or (root / _stamp_of(folder)).exists():
+        if _read(folder / MANIFEST).get("identity") != found:
             continue
         attempt = contextlib.ExitStack()
         try:
@@ -158,10 +176,14 @@ def _take_up(root: Path, found: dict[str, Any], held: contextlib.ExitStack, say:
             manifest = _read(folder / MANIFEST)  # nobody ended or removed it meanwhile
             if manifest.get("identity") == found:
                 held.push(attempt)
-                manifest["resumed"].append(_now())
+                work = Work(root, _stamp_of(folder), manifest["resumed"])
+                if work.published:
+                    say(f"session {work.session} is complete, and was killed before it could say so (--fresh: anew)")
+                    return work
+                work.resumed.append(_now())
                 _write(folder / MANIFEST, manifest)
-                say(f"going on with session {_stamp_of(folder)}, which was interrupted (--fresh: begin anew)")
-                return Work(root, _stamp_of(folder), manifest["resumed"])
+                say(f"going on with session {work.session}, which was interrupted (--fresh: begin anew)")
+                return work
         attempt.close()
     return None
 

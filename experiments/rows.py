@@ -24,10 +24,13 @@ LOAD_COLUMNS = (
 
 @dataclass(frozen=True)
 class StepTime:
-    """What one timed step took: of the clock, and of all cores together."""
+    """What one timed step took: of the clock, and of all cores together; experts that it found in memory; what the
+    storage delivered to the whole process, None where the loads themselves say it."""
 
     wall_ns: int
     cpu_ns: int
+    hits: int
+    device_bytes: int | None = None
 
 
 def load_rows(recorder: Recorder, run_id: str, predicted: Iterable[int]) -> pd.DataFrame:
@@ -57,6 +60,7 @@ def step_rows(
         step_ms = (time.wall_ns - observing[observing.step == step].ns.sum()) / 1e6
         ms = {reason: waited[waited.reason == reason].ns.sum() / 1e6 for reason in (LOADS, ROUTE, LAUNCH, EVALUATE)}
         sample_ms = waited[waited.reason == SAMPLE].ns.sum() / 1e6
+        moved = int(here.device_bytes.clip(lower=0).sum()) if time.device_bytes is None else time.device_bytes
         rows.append(
             {
                 "step": number,
@@ -74,12 +78,13 @@ def step_rows(
                 "cpu_ms": time.cpu_ns / 1e6,
                 "loads": len(here),
                 "loads_predicted": len(of_predicted),
+                "hits": time.hits,
                 "read_calls": int(here.calls.sum()),
                 "asked_bytes": int(here.asked_bytes.sum()),
                 "probed_bytes": int(here[here.cold_bytes >= 0].asked_bytes.sum()),
                 "cold_bytes": int(here.cold_bytes.clip(lower=0).sum()),
                 "inflight_bytes": int(here.inflight_bytes.clip(lower=0).sum()),
-                "device_bytes": int(here.device_bytes.clip(lower=0).sum()),
+                "device_bytes": moved,
                 "load_busy_ms": busy_ms(here),
                 "load_busy_predicted_ms": busy_ms(of_predicted),
                 "dropped": recorder.drops[step],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 import time
 from contextlib import ExitStack
@@ -28,7 +29,8 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import EXIT_CODE, ErrorKind
 from edge0.prerouter.schedule import predicted_layers
-from edge0.telemetry.memory import memory_counters, system_swap_counters
+from edge0.telemetry.host import disk_of
+from edge0.telemetry.memory import memory_counters, process_device_bytes, system_swap_counters
 from edge0.telemetry.pagecache import FilePages, self_test
 from edge0.tiers import ModelConfig, read_config
 from edge0.trace import RouteTrace
@@ -71,7 +73,7 @@ class RunSpec:
     adapter_k: int | None
     launch_groups: int
     reader_threads: int
-    probe_every: int  # in timed steps the page cache is looked at before each n-th load; 0: never, not even before
+    probe_every: int  # in timed steps the page cache is looked at before one in n loads; 0: never, not even before
     seed: int
     budget_by: str = "eviction"  # or "cgroup": of the group that the process was started in
     memory_limit_bytes: int | None = None  # of that group, for the whole process; whoever starts it sets it
@@ -100,30 +102,37 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             by = spec.budget_by if condition.name == "budget" else "eviction"  # cold is a budget of nothing
             budget = open_budget(by, files, budget_bytes, layout)
             stack.callback(budget.close)
-        observer = CacheObserver(files, budget, 1 if spec.probe_every else 0)
+        observer = CacheObserver(files, budget, 1 if spec.probe_every else 0, spec.seed)
         decoder = _decoder(spec, config, layout, observer)
         stack.callback(decoder.close)
         load_peak = mx.get_peak_memory()
         cached_before = prepare(condition, files, budget, spec.seed)
         swap = system_swap_counters()
         warmup, steady = warm_up(decoder, spec.prompt, spec.warmup_tokens)
-        disk = _device_reads()
+        disk = disk_of(layout.paths[0])
+        read_before = _device_reads(disk)
         first = decoder.recorder.step + 1
         observer.probe_every = spec.probe_every
-        times, outputs = _timed_steps(decoder, spec.timed_tokens)
-        foreign = _device_reads() - disk
+        times, outputs = _timed_steps(decoder, spec.timed_tokens, observer.counts_device_bytes)
+        memory = memory_counters()
+        decoder.close()  # with it end the reads of the last prediction: what was asked for has a row, and no more comes
+        read_after = _device_reads(disk)
+        kept_page_bytes = None
         if budget is not None:
             budget.drain()  # raises what the budget met
+            kept_page_bytes = budget.kept_page_bytes()
         cached_after = sum(pages.cached_bytes() for pages in files.values())
-        memory = memory_counters()
         predicted = _predicted(spec, config)
         loads = load_rows(decoder.recorder, spec.run_id, predicted)
         loads["step"] -= first  # timed steps count from 0; what came before is negative
         steps = step_rows(decoder.recorder, loads, first, times, predicted)
         steps.insert(0, "run_id", spec.run_id)
-        steps["hits"] = (spec.k * len(config.moe_layers) - steps.loads).clip(lower=0)
+        if find_arm(spec.arm).resident:
+            steps["hits"] = math.nan  # nothing is asked for
         timed = loads[loads.step >= 0]
-        foreign -= int(timed.device_bytes.clip(lower=0).sum())
+        foreign = None
+        if read_before is not None and read_after is not None:
+            foreign = read_after - read_before - int(steps.device_bytes.sum())
         row = _described(spec, layout) | {
             "tok_s": len(times) / (steps.step_ms.sum() / 1e3),
             "timed_steps": len(times),
@@ -145,7 +154,8 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "token_hash": _digest([*spec.prompt, *spec.warmup_tokens, *spec.timed_tokens]),
             "output_hash": _digest(outputs),
         }
-        reasons = list(void_reasons(row, timed, condition, swap != system_swap_counters()))
+        swapped = swap != system_swap_counters()
+        reasons = list(void_reasons(row, timed, condition, swapped, kept_page_bytes))
         return row | {"void": bool(reasons), "void_reason": "; ".join(reasons)}, steps, loads
 
 
@@ -178,13 +188,18 @@ def _described(spec: RunSpec, layout: ExpertLayout) -> dict[str, Any]:
     }
 
 
-def _timed_steps(decoder: Decoder, tokens: list[int]) -> tuple[list[StepTime], list[int]]:
-    """Decode the tokens, each step timed; returns (times, the tokens that were chosen)."""
+def _timed_steps(decoder: Decoder, tokens: list[int], counted: bool) -> tuple[list[StepTime], list[int]]:
+    """Decode the tokens, each step timed; returns (times, the tokens that were chosen). `counted`: the loads say what
+    the storage delivered, otherwise the process is asked after each step."""
+    totals = decoder.recorder.totals
     times, outputs = [], []
     for token in tokens:
+        hits, device = totals.hits, None if counted else process_device_bytes()
         wall, cpu = time.perf_counter_ns(), time.process_time_ns()
         outputs.append(decoder.step(token))
-        times.append(StepTime(time.perf_counter_ns() - wall, time.process_time_ns() - cpu))
+        took = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
+        moved = None if device is None else process_device_bytes() - device
+        times.append(StepTime(*took, totals.hits - hits, moved))
     return times, outputs
 
 
@@ -202,9 +217,10 @@ def _predicted(spec: RunSpec, config: ModelConfig) -> tuple[int, ...]:
     return predicted_layers(config, adapter.owners, adapter.header.path)
 
 
-def _device_reads() -> int:
-    counters = psutil.disk_io_counters(nowrap=False)
-    return counters.read_bytes if counters is not None else 0
+def _device_reads(disk: str | None) -> int | None:
+    """Bytes that a disk has read since boot, whoever asked; None where it has no counter."""
+    counters = (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).get(disk)
+    return counters.read_bytes if counters is not None else None
 
 
 def _digest(tokens: list[int]) -> str:

@@ -77,6 +77,7 @@ class Session:
             run_python(
                 ["-m", "experiments.sample_tokens", options.model, *numbers, str(partial)],
                 "sampling the token sequence",
+                options.run_timeout_s,
             )
             partial.replace(path)
         return json.loads(path.read_text())["tokens"]
@@ -136,11 +137,12 @@ class Session:
         path.write_text(json.dumps(dataclasses.asdict(spec)))
         arguments = ["-m", "experiments.run_arm", str(path), str(folder)]
         what = f"arm {spec.arm} at K={spec.k}"
+        timeout_s = self.options.run_timeout_s
         if spec.budget_by != "cgroup" and spec.memory_limit_bytes is None:
-            run_python(arguments, what)
+            run_python(arguments, what, timeout_s)
             return
         try:
-            run_python_limited(arguments, what, spec.memory_limit_bytes)
+            run_python_limited(arguments, what, spec.memory_limit_bytes, timeout_s)
         except Edge0Error as error:
             if error.kind is not ErrorKind.MEMORY_TOO_SMALL:
                 raise
@@ -166,10 +168,10 @@ def run_session(options: SessionOptions, root: Path, console: Console, fresh: bo
         Edge0Error: from `preflight`; OUTPUT_UNWRITABLE; SESSION_VOID. Finished rounds are kept then.
     """
     ready = preflight(options)
-    with working(root, identity(options), fresh, lambda line: say(console, line)) as work:
+    with working(root, identity(options, ready.budget_by), fresh, lambda line: say(console, line)) as work:
         session = Session(options, ready, work, console)
         try:
-            return session.measure()
+            return work.announce() if work.published else session.measure()
         except BaseException as error:
             session.say_what_is_kept()
             if isinstance(error, OSError):

@@ -21,27 +21,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.streaming.source import DIRECT_ALIGN, DirectSource, PreadSource
 from edge0.telemetry.host import describe_host
-from edge0.telemetry.pagecache import DARWIN, LINUX, MINCORE, FilePages, thread_device_bytes
+from edge0.telemetry.pagecache import DARWIN, LINUX, MEMORY_FILESYSTEMS, MINCORE, FilePages, thread_device_bytes
 
 DIRECT, ADVISED, BUFFERED = "direct", "advised", "buffered"
 THREADS = (1, 2, 4, 8)
-MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 NONE, SUSPECTED, UNKNOWN = "none", "suspected", "unknown"
 
 _MIB = 1 << 20
-_ALIGN_BYTES = 4096  # a multiple of every logical block size in use
-_ADVICE_BYTES = 128 << 10  # longer advice is cut silently at the device's largest request
 _LEAST_READS = 4  # of each thread, however slow the device
 _BLOCKS, _LEAST_BLOCKS, _PASS_SECONDS = 300, 30, 0.35
 _P90_RATIO, _MEDIAN_RATIO, _FAST_US = 3.0, 1.5, 70.0
-_DARWIN_NOCACHE = 48  # F_NOCACHE
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ class LowerCache:
         return {key: value for key, value in asdict(self).items() if key.endswith("_us")}
 
 
-Place = tuple[int, int]  # (descriptor, offset)
+Place = tuple[Path, int]  # (file, offset)
+Read = Callable[[Path, int, memoryview], None]  # fills the memory from a place
 
 
 def random_reads(
@@ -107,7 +106,7 @@ def random_reads(
         Edge0Error: OPTION_INVALID when no file holds one read, FILE_MISSING, FILE_UNREADABLE, READ_FAILED.
     """
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(one) for one in path]
-    nbytes = -(-read_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+    nbytes = -(-read_bytes // DIRECT_ALIGN) * DIRECT_ALIGN
     sizes = {one: _file_bytes(one) for one in paths}
     if max(sizes.values()) < nbytes:
         detail, expected = "no file is as long as one read", f">= {nbytes} bytes"
@@ -115,14 +114,14 @@ def random_reads(
     if way is None:
         way = DIRECT if all(map(_takes_direct, paths)) else BUFFERED
     rows = []
-    with _opened(paths, way == DIRECT) as descriptors:
-        files = [(descriptors[one], size) for one, size in sizes.items() if size >= nbytes]
+    files = [(one, size) for one, size in sizes.items() if size >= nbytes]
+    with _opened([one for one, _ in files], way) as read:
         for count in threads:
             report(f"{way} reads, {count} thread{'s' if count > 1 else ''}")
             if way != DIRECT or DARWIN:  # macOS gives what is cached, even to readers that do not cache
                 _evict(paths)
             places = _anywhere(files, nbytes, count) if way == DIRECT else _each_once(files, nbytes, count)
-            rows.append(_measure(places, nbytes, count, seconds, way == ADVISED))
+            rows.append(_measure(read, places, nbytes, count, seconds))
     return RandomReads(way, nbytes, tuple(rows))
 
 
@@ -147,11 +146,11 @@ def lower_cache(path: os.PathLike[str] | str, host: Mapping[str, Any] | None = N
         return LowerCache(UNKNOWN, "the file system refuses reads past the page cache")
     if DARWIN:
         _evict([path])
-    with _opened([path], True) as descriptors:
-        blocks = list(range(0, _file_bytes(path) - _ALIGN_BYTES + 1, _ALIGN_BYTES))
+    with _opened([path], DIRECT) as read:
+        blocks = list(range(0, _file_bytes(path) - DIRECT_ALIGN + 1, DIRECT_ALIGN))
         offsets = random.Random(0).sample(blocks, min(_BLOCKS, len(blocks)))
-        first = _block_times(descriptors[path], offsets, _PASS_SECONDS)
-        again = _block_times(descriptors[path], offsets[: len(first)], 2 * _PASS_SECONDS)
+        first = _block_times(read, path, offsets, _PASS_SECONDS)
+        again = _block_times(read, path, offsets[: len(first)], 2 * _PASS_SECONDS)
     return judge_times(first, again, host.get("hypervisor"), host.get("device"))
 
 
@@ -214,46 +213,55 @@ def _open(path: Path, direct: bool) -> int:
     """A descriptor for reading past the page cache, or through it without read-ahead. OSError passes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct and LINUX else 0))
     if direct and DARWIN:
-        fcntl.fcntl(descriptor, getattr(fcntl, "F_NOCACHE", _DARWIN_NOCACHE), 1)
+        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     if not direct and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor
 
 
 def _takes_direct(path: Path) -> bool:
-    """Whether the file can be read past the page cache. Raises Edge0Error FILE_MISSING, FILE_UNREADABLE."""
+    """Whether the file can be read past the page cache. Raises Edge0Error FILE_UNREADABLE."""
     if not (LINUX or DARWIN):
         return False
     try:
-        descriptor = _open(path, True)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-            return False
-        kind = ErrorKind.FILE_MISSING if error.errno == errno.ENOENT else ErrorKind.FILE_UNREADABLE
-        raise Edge0Error(kind, str(error.strerror), path=path) from error
-    try:
-        with mmap.mmap(-1, _ALIGN_BYTES) as memory:
-            os.preadv(descriptor, [memory], 0)
-        return True
-    except OSError:
+        DirectSource([path]).close()
+    except Edge0Error as error:
+        if error.kind is not ErrorKind.OPTION_INVALID:
+            raise
         return False
-    finally:
-        os.close(descriptor)
+    return True
 
 
 @contextmanager
-def _opened(paths: Sequence[Path], direct: bool) -> Iterator[dict[Path, int]]:
-    descriptors: dict[Path, int] = {}
-    try:
-        for path in paths:
-            try:
-                descriptors[path] = _open(path, direct)
-            except OSError as error:
-                raise Edge0Error(ErrorKind.FILE_UNREADABLE, str(error.strerror), path=path) from error
-        yield descriptors
-    finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
+def _opened(paths: Sequence[Path], way: str) -> Iterator[Read]:
+    """How to read from the files: advised as the engine does it, else straight into the memory, with nothing copied.
+
+    Raises:
+        Edge0Error: FILE_UNREADABLE. Reading raises READ_FAILED.
+    """
+    with ExitStack() as stack:
+        if way == ADVISED:
+            source = PreadSource(paths)
+            stack.callback(source.close)
+
+            def read(path: Path, offset: int, view: memoryview) -> None:
+                piece = ByteRange(path, offset, len(view))
+                source.advise([piece])
+                source.read(piece, [view])
+
+        else:
+            descriptors: dict[Path, int] = {}
+            for path in paths:
+                try:
+                    descriptors[path] = _open(path, way == DIRECT)
+                except OSError as error:
+                    raise Edge0Error(ErrorKind.FILE_UNREADABLE, str(error.strerror), path=path) from error
+                stack.callback(os.close, descriptors[path])
+
+            def read(path: Path, offset: int, view: memoryview) -> None:
+                _read(path, descriptors[path], offset, view)
+
+        yield read
 
 
 def _evict(paths: Sequence[Path]) -> None:
@@ -262,23 +270,23 @@ def _evict(paths: Sequence[Path]) -> None:
             pages.evict()
 
 
-def _anywhere(files: Sequence[tuple[int, int]], nbytes: int, seed: int) -> Iterator[Place]:
+def _anywhere(files: Sequence[tuple[Path, int]], nbytes: int, seed: int) -> Iterator[Place]:
     """Endless random places, every block-aligned one as likely as any other."""
     rng = random.Random(seed)
-    weights = [(size - nbytes) // _ALIGN_BYTES + 1 for _, size in files]
+    weights = [(size - nbytes) // DIRECT_ALIGN + 1 for _, size in files]
     while True:
         number = rng.choices(range(len(files)), weights)[0]
-        yield files[number][0], rng.randrange(weights[number]) * _ALIGN_BYTES
+        yield files[number][0], rng.randrange(weights[number]) * DIRECT_ALIGN
 
 
-def _each_once(files: Sequence[tuple[int, int]], nbytes: int, seed: int) -> Iterator[Place]:
+def _each_once(files: Sequence[tuple[Path, int]], nbytes: int, seed: int) -> Iterator[Place]:
     """Places that share no byte, in random order: no read finds what an earlier one cached."""
-    places = [(descriptor, at) for descriptor, size in files for at in range(0, size - nbytes + 1, nbytes)]
+    places = [(path, at) for path, size in files for at in range(0, size - nbytes + 1, nbytes)]
     random.Random(seed).shuffle(places)
     return iter(places)
 
 
-def _measure(places: Iterator[Place], nbytes: int, threads: int, seconds: float, advise: bool) -> ReadRow:
+def _measure(read: Read, places: Iterator[Place], nbytes: int, threads: int, seconds: float) -> ReadRow:
     lock = threading.Lock()  # iterators may not be advanced by two threads at once
     start_ns = time.perf_counter_ns()
     deadline_ns = start_ns + int(seconds * 1e9)
@@ -293,7 +301,7 @@ def _measure(places: Iterator[Place], nbytes: int, threads: int, seconds: float,
                 if place is None:
                     break
                 before_ns = time.perf_counter_ns()
-                _read(*place, view, advise)
+                read(*place, view)
                 times.append(time.perf_counter_ns() - before_ns)
         return times, thread_device_bytes() - device_bytes if LINUX else 0
 
@@ -306,29 +314,26 @@ def _measure(places: Iterator[Place], nbytes: int, threads: int, seconds: float,
     return ReadRow(threads, read_bytes / _MIB / elapsed, statistics.median(times) / 1e6, len(times), share)
 
 
-def _read(descriptor: int, offset: int, view: memoryview, advise: bool) -> None:
-    """Fill `view` from one place. Raises Edge0Error READ_FAILED."""
-    if advise and hasattr(os, "posix_fadvise"):
-        for at in range(offset, offset + len(view), _ADVICE_BYTES):
-            length = min(_ADVICE_BYTES, offset + len(view) - at)
-            os.posix_fadvise(descriptor, at, length, os.POSIX_FADV_WILLNEED)
+def _read(path: Path, descriptor: int, offset: int, view: memoryview) -> None:
+    """Fill `view` from one place by one call. Raises Edge0Error READ_FAILED."""
     try:
         got = os.preadv(descriptor, [view], offset)
     except OSError as error:
-        raise Edge0Error(ErrorKind.READ_FAILED, f"at byte {offset}: {error}") from error
+        raise Edge0Error(ErrorKind.READ_FAILED, f"at byte {offset}: {error}", path=path) from error
     if got != len(view):
-        raise Edge0Error(ErrorKind.READ_FAILED, f"at byte {offset}: short read", expected=len(view), found=got)
+        detail = f"at byte {offset}: short read"
+        raise Edge0Error(ErrorKind.READ_FAILED, detail, path=path, expected=len(view), found=got)
 
 
-def _block_times(descriptor: int, offsets: Sequence[int], seconds: float) -> list[float]:
+def _block_times(read: Read, path: Path, offsets: Sequence[int], seconds: float) -> list[float]:
     """Microseconds of one 4 KiB read at each offset, until the time is over."""
     times: list[float] = []
     deadline = time.monotonic() + seconds
-    with mmap.mmap(-1, _ALIGN_BYTES) as memory, memoryview(memory) as view:
+    with mmap.mmap(-1, DIRECT_ALIGN) as memory, memoryview(memory) as view:
         for offset in offsets:
             if time.monotonic() > deadline:
                 break
             before_ns = time.perf_counter_ns()
-            _read(descriptor, offset, view, False)
+            read(path, offset, view)
             times.append((time.perf_counter_ns() - before_ns) / 1e3)
     return times

@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edge0 import cli
 from edge0.cli import main
 from edge0.commands.engine import parse_bytes
 from edge0.errors import EXIT_CODE
@@ -88,3 +90,43 @@ def test_closed_standard_input_is_no_fault_of_the_checkpoint(checkpoints):
 @pytest.mark.parametrize(("text", "nbytes"), [("1TiB", 2**40), ("2tb", 2 * 10**12), ("1.5GiB", 3 << 29), ("7", 7)])
 def test_sizes(text, nbytes):
     assert parse_bytes(text, "memory") == nbytes
+
+
+def test_the_command_line_imports_nothing_that_draws_or_tabulates():
+    """Every `edge0 serve` would keep it in memory, and a base installation does not have it."""
+    program = "import sys, edge0.cli as cli; cli.command_parser(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"experiments.doctor", "analysis.predict"} <= modules
+    assert not modules & {"pandas", "matplotlib", "scipy", "pyarrow", "mlx.core", "transformers"}
+
+
+class Point:
+    """An entry point of another package."""
+
+    def __init__(self, name, load):
+        self.name, self.load = name, load
+
+    def __lt__(self, other):
+        return self.name < other.name
+
+
+def test_a_command_whose_package_is_not_installed_is_absent(monkeypatch, capsys):
+    def absent():
+        raise ImportError("no pandas here")
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Point("draw", absent)])
+    assert set(cli.all_commands()) == set(cli.COMMANDS)
+    with pytest.raises(SystemExit):
+        main(["draw"])
+    assert "invalid choice: 'draw'" in capsys.readouterr().err
+
+
+def test_a_command_that_lacks_a_package_when_it_runs_names_it_in_one_line(monkeypatch, capsys):
+    def run(options):
+        raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+
+    module = SimpleNamespace(HELP="draws", add_arguments=lambda parser: None, run=run)
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Point("draw", lambda: module)])
+    assert main(["draw"]) == EXIT_CODE
+    assert capsys.readouterr().err == "edge0: draw needs the package pandas: install edge0[harness]\n"

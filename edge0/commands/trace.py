@@ -147,8 +147,8 @@ def record(
         logits = engine.prefill(request, prompt)
         for number in range(tokens):
             logits = engine.step(request, sample(logits) if forced is None else forced[number])
-            executed = engine.executor.running.executed
-            steps.append([np.array(executed[layer].indices).reshape(-1) for layer in engine.config.moe_layers])
+            routes = engine.executed_routes()
+            steps.append([np.array(routes[layer]).reshape(-1) for layer in engine.config.moe_layers])
     finally:
         request.release()
     host = describe_host(engine.directory)

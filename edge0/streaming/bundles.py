@@ -5,6 +5,7 @@ The engine thread makes a bundle itself, from the mapping (page faults) or by a 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 import mlx.core as mx
@@ -19,11 +20,19 @@ Bundle = list[mx.array]
 
 
 class Bundles:
-    """An LRU of at most `capacity` bundles."""
+    """An LRU of at most `capacity` bundles. `advise`: announce an expert's nine ranges before reading them."""
 
-    def __init__(self, layout: ExpertLayout, capacity: int, dtype: mx.Dtype, source: Source, recorder: Recorder):
+    def __init__(
+        self,
+        layout: ExpertLayout,
+        capacity: int,
+        dtype: mx.Dtype,
+        source: Source,
+        recorder: Recorder,
+        advise: bool,
+    ):
         self._layout, self._source, self._recorder, self._dtype = layout, source, recorder, dtype
-        self.capacity = capacity
+        self.capacity, self._advise = capacity, advise
         self._bundles: OrderedDict[Key, Bundle] = OrderedDict()
 
     def of(self, layer: int, experts: list[int], purpose: str) -> list[Bundle]:
@@ -50,6 +59,9 @@ class Bundles:
         self._recorder.totals.loads += 1
         record = self._recorder.load(*key, purpose, ranges)
         self._recorder.begin(record, ranges)
+        if self._advise:
+            self._source.advise(ranges)
+            record.advise_ns = time.monotonic_ns() - record.start_ns
         bundle = []
         for piece, spec in zip(ranges, self._layout.specs, strict=True):
             data = self._source.array(piece)

@@ -37,10 +37,11 @@ class PatchStore(StackStore):
         dtype: mx.Dtype,
         source: Source,
         recorder: Recorder,
+        advise: bool,
         rows: int,
         layers: int,
     ):
-        super().__init__(layout, capacity, dtype, source, recorder)
+        super().__init__(layout, capacity, dtype, source, recorder, advise)
         self.nbytes += rows * layers * slot_bytes(layout.specs, dtype)
         self._recorder, self._rows = recorder, rows
         self._patched: dict[int, tuple[list[int], list[mx.array]]] = {}  # layer -> the expert of each row, the stacks

@@ -93,7 +93,7 @@ class EngineReader:
         """Read one expert now."""
         future: Future = Future()
         with self._recorder.waiting(LOADS, record.layer):
-            self._work.run(future, record, ranges, targets)
+            self._work.run(future, record, ranges, targets, Exception)  # Ctrl-C ends the engine's work, not one read
         return future
 
     def close(self) -> None:
@@ -107,11 +107,18 @@ class Work:
         self._source, self._recorder, self._advise = source, recorder, advise
         self._scratch = bytearray()
 
-    def run(self, future: Future, record: LoadRecord, ranges: tuple[ByteRange, ...], targets: Sequence[Target]) -> None:
-        """Read one expert, then end its future."""
+    def run(
+        self,
+        future: Future,
+        record: LoadRecord,
+        ranges: tuple[ByteRange, ...],
+        targets: Sequence[Target],
+        caught: type[BaseException] = BaseException,
+    ) -> None:
+        """Read one expert, then end its future. What is not `caught` passes, and the future does not end."""
         try:
             self._read(record, ranges, targets)
-        except BaseException as error:  # handed to who waits for the future, and ends the request
+        except caught as error:  # handed to who waits for the future, and ends the request
             future.set_exception(error)
         else:
             future.set_result(None)

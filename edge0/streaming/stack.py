@@ -46,8 +46,16 @@ class StackLease:
 class StackStore:
     """Stacks anew for every request, out of an LRU of at most `capacity` bundles."""
 
-    def __init__(self, layout: ExpertLayout, capacity: int, dtype: mx.Dtype, source: Source, recorder: Recorder):
-        self._bundles = Bundles(layout, capacity, dtype, source, recorder)
+    def __init__(
+        self,
+        layout: ExpertLayout,
+        capacity: int,
+        dtype: mx.Dtype,
+        source: Source,
+        recorder: Recorder,
+        advise: bool,
+    ):
+        self._bundles = Bundles(layout, capacity, dtype, source, recorder, advise)
         self.capacity = capacity
         self.nbytes = capacity * slot_bytes(layout.specs, dtype)
 

@@ -32,14 +32,15 @@ def open_store(
         k, layers: experts per layer and token, and layers that have experts.
     """
     parts = (layout, capacity, dtype)
+    advise = options.advise and options.io == "pread"  # other sources take no advice
     if options.assembly == "stack":
-        return StackStore(*parts, source, recorder), None
+        return StackStore(*parts, source, recorder, advise), None
     if options.assembly == "patch":
-        return PatchStore(*parts, source, recorder, k, layers), None
+        return PatchStore(*parts, source, recorder, advise, k, layers), None
     if options.fill == "engine":
-        reader = EngineReader(source, recorder, options.advise)
+        reader = EngineReader(source, recorder, advise)
     else:
-        reader = Reader(source, recorder, options.reader_threads, options.advise)
+        reader = Reader(source, recorder, options.reader_threads, advise)
     try:
         return Bank(*parts, reader, recorder), reader
     except BaseException:

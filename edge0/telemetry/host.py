@@ -21,6 +21,11 @@ import mlx.core as mx
 import psutil
 
 _GIB = 1 << 30
+# What a measurement depends on; its own results are tracked too, and so are the descriptions of machines.
+_CODE = (
+    *(":/edge0", ":/experiments", ":/analysis", ":/Snakefile", ":/profiles", ":/pyproject.toml"),
+    ":(top,exclude)experiments/machines",
+)
 _VENDOR_WORDS = {"intel", "amd", "apple", "cpu", "processor", "genuine", "virtual", "common", "kvm"}
 
 
@@ -57,6 +62,17 @@ def filesystem_of(path: os.PathLike[str] | str) -> tuple[str | None, str | None]
         if depth >= best[0] and real.is_relative_to(mount.mountpoint):  # of two mounts on one point the later shows
             best = (depth, mount.fstype or None, mount.device or None)
     return best[1], best[2]
+
+
+def disk_of(path: os.PathLike[str] | str) -> str | None:
+    """The whole disk below `path`, as `psutil.disk_io_counters` names it; None off Linux or off a disk."""
+    device = filesystem_of(path)[1] if sys.platform == "linux" else None
+    for number in _device_numbers(path, device):
+        node = Path(f"/sys/dev/block/{number}").resolve()
+        if node.is_dir():
+            disk = node.parent if (node / "partition").exists() else node
+            return disk.name.replace("!", "/")  # which a file's name cannot have
+    return None
 
 
 def describe_host(checkpoint_dir: os.PathLike[str] | str) -> dict[str, Any]:
@@ -99,11 +115,7 @@ def describe_host(checkpoint_dir: os.PathLike[str] | str) -> dict[str, Any]:
 def _block_device(path: os.PathLike[str] | str, device: str | None) -> dict[str, Any]:
     """Read-ahead window, largest request and scheduler of the disk below `path`; all None off Linux or off a disk."""
     facts: dict[str, Any] = {"read_ahead_kb": None, "max_sectors_kb": None, "scheduler": None}
-    numbers = [os.stat(path).st_dev]
-    if device and Path(device).is_block_device():  # filesystems with anonymous device numbers, such as btrfs
-        numbers.append(os.stat(device).st_rdev)
-    for number in numbers if sys.platform == "linux" else []:
-        name = f"{os.major(number)}:{os.minor(number)}"
+    for name in _device_numbers(path, device):
         node = Path(f"/sys/dev/block/{name}").resolve()
         queue = next((at / "queue" for at in (node, node.parent) if (at / "queue").is_dir()), None)  # partition: parent
         if queue is None:
@@ -116,6 +128,16 @@ def _block_device(path: os.PathLike[str] | str, device: str | None) -> dict[str,
         facts["scheduler"] = scheduler.group(1) if scheduler else None
         break
     return facts
+
+
+def _device_numbers(path: os.PathLike[str] | str, device: str | None) -> list[str]:
+    """`major:minor` of what may be the disk below `path`, which `device` is mounted for; none off Linux."""
+    if sys.platform != "linux":
+        return []
+    numbers = [os.stat(path).st_dev]
+    if device and Path(device).is_block_device():  # filesystems with anonymous device numbers, such as btrfs
+        numbers.append(os.stat(device).st_rdev)
+    return [f"{os.major(number)}:{os.minor(number)}" for number in numbers]
 
 
 def _hypervisor() -> bool | None:
@@ -146,12 +168,12 @@ def _mglru_enabled() -> bool | None:
 
 
 def _git() -> dict[str, Any]:
-    """Commit of the checkout that tracks this very file, and whether tracked files differ from it."""
+    """Commit of the checkout that tracks this very file, and whether tracked code differs from it."""
     here = Path(__file__).resolve()
     if _run("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
         return {"git_commit": None, "git_dirty": None}
     commit = _run("git", "-C", str(here.parent), "rev-parse", "--verify", "HEAD")
-    changed = _run("git", "-C", str(here.parent), "status", "--porcelain", "--untracked-files=no")
+    changed = _run("git", "-C", str(here.parent), "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
     return {"git_commit": commit, "git_dirty": None if commit is None or changed is None else changed != ""}
 
 

@@ -45,7 +45,7 @@ _PROBE_SPAN_BYTES = 1 << 30
 _EVICT_TRIES, _STUCK_TRIES = 50, 3
 _SCRATCH_BYTES, _PLACES, _PLACE_BYTES = 8 << 20, 16, 1 << 20
 _LOW_BIT = bytes(value & 1 for value in range(256))  # macOS sets further flag bits in what mincore returns
-_MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
+MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 
 _LIBC = C.CDLL(None, use_errno=True)  # CDLL releases the GIL around every call
 _LIBC.mincore.argtypes = [C.c_void_p, C.c_size_t, C.c_void_p]
@@ -325,7 +325,7 @@ def self_test(path: os.PathLike[str] | str, scratch_dir: os.PathLike[str] | str 
     with FilePages(path, MINCORE) as pages:
         if pages.file_bytes == 0:
             return ProbeReport(UNAVAILABLE, False, False, f"{path.name} is empty")
-        if (kind := filesystem_of(path)[0]) in _MEMORY_FILESYSTEMS:
+        if (kind := filesystem_of(path)[0]) in MEMORY_FILESYSTEMS:
             return ProbeReport(UNAVAILABLE, False, False, f"{path.name} is on {kind}, which is always in memory")
         if LINUX and not _may_probe(path):
             return ProbeReport(UNAVAILABLE, False, False, f"mincore needs ownership of or write access to {path.name}")
@@ -334,7 +334,7 @@ def self_test(path: os.PathLike[str] | str, scratch_dir: os.PathLike[str] | str 
         return ProbeReport(UNAVAILABLE, False, False, told)
     for place in [scratch_dir or path.parent, tempfile.gettempdir()]:
         scratch_kind = filesystem_of(place)[0]
-        if scratch_kind in _MEMORY_FILESYSTEMS:
+        if scratch_kind in MEMORY_FILESYSTEMS:
             continue  # nothing can be evicted there
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=place, prefix=".edge0-probe-") as scratch:
             scratch.write(os.urandom(_SCRATCH_BYTES))

@@ -60,8 +60,7 @@ rule bench_reads:
     input:
         model="models/mini-35b",
     output:
-        f"{BENCH}/sessions/reads/reads.parquet",
-        f"{BENCH}/sessions/reads/reads.json",
+        f"{BENCH}/sessions/reads/latest.json",
     log:
         f"{BENCH}/logs/reads.log",
     conda:
@@ -81,7 +80,9 @@ rule bench_measures:
     input:
         overlap=f"{BENCH}/sessions/overlap/latest.json",
         resident=f"{BENCH}/sessions/resident/latest.json",
-        reads=f"{BENCH}/sessions/reads/reads.json",
+        reads=lambda wildcards: measured(
+            f"{BENCH}/sessions/reads", "reads.json", "bench"
+        ),
     output:
         overlap=f"{BENCH}/measures/overlap.json",
         resident=f"{BENCH}/measures/resident.json",
@@ -120,4 +121,4 @@ rule bench_table:
         python=sys.executable,
         out=subpath(output.csv, parent=True),
     shell:
-        "{params.python} -m analysis.bench --out {params.out:q} --row-files {input} > {output.table} 2> {log:q}"
+        "{params.python} -m analysis.bench --out {params.out:q} --title Benchmark --row-files {input} > {output.table} 2> {log:q}"

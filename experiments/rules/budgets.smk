@@ -6,37 +6,35 @@ localrules:
     budgets,
 
 
-# With remeasure=false the rows that are there are an input like any other.
-if STARTED or not Path(f"{BUDGETS}/sessions/agreement.json").exists():
-
-    rule budgets_loads:
-        input:
-            model=WORKFLOW.model,
-        output:
-            f"{BUDGETS}/sessions/agreement.parquet",
-            f"{BUDGETS}/sessions/agreement.json",
-        log:
-            f"{BUDGETS}/logs/budgets-loads.log",
-        conda:
-            "../envs/harness.yaml"
-        resources:
-            measuring=1,
-        params:
-            python=sys.executable,
-            name=WORKFLOW.name,
-            out=subpath(output[0], parent=True),
-            share=config["budget_share"],
-            loads=config["budget_loads"],
-            seed=config["seed"],
-            started=STARTED,
-        shell:
-            "{params.python} -m experiments.budget_agreement {input.model:q} {params.out:q} --tier {params.name:q}"
-            " --share {params.share} --loads {params.loads} --seed {params.seed} > {log:q}"
+rule budgets_loads:
+    input:
+        model=WORKFLOW.model,
+    output:
+        f"{BUDGETS}/sessions/latest.json",
+    log:
+        f"{BUDGETS}/logs/budgets-loads.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        name=WORKFLOW.name,
+        out=subpath(output[0], parent=True),
+        share=config["budget_share"],
+        loads=config["budget_loads"],
+        seed=config["seed"],
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.budget_agreement {input.model:q} {params.out:q} --tier {params.name:q}"
+        " --share {params.share} --loads {params.loads} --seed {params.seed} > {log:q}"
 
 
 rule budgets_table:
     input:
-        rows=f"{BUDGETS}/sessions/agreement.json",
+        rows=lambda wildcards: measured(
+            f"{BUDGETS}/sessions", "agreement.json", "budgets"
+        ),
         claims="results/paper/claims.yaml",
     output:
         report(

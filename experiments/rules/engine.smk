@@ -46,8 +46,7 @@ rule engine_prefill:
     input:
         model="models/mini-35b",
     output:
-        f"{ENGINE}/sessions/prefill/prefill.parquet",
-        f"{ENGINE}/sessions/prefill/prefill.json",
+        f"{ENGINE}/sessions/prefill/latest.json",
     log:
         f"{ENGINE}/logs/prefill.log",
     conda:
@@ -69,8 +68,7 @@ rule engine_endurance:
     input:
         model="models/mini-35b",
     output:
-        f"{ENGINE}/sessions/endurance/endurance.parquet",
-        f"{ENGINE}/sessions/endurance/endurance.json",
+        f"{ENGINE}/sessions/endurance/latest.json",
     log:
         f"{ENGINE}/logs/endurance.log",
     conda:
@@ -87,11 +85,15 @@ rule engine_endurance:
 
 rule engine_measures:
     input:
-        endurance=f"{ENGINE}/sessions/endurance/endurance.json",
+        endurance=lambda wildcards: measured(
+            f"{ENGINE}/sessions/endurance", "endurance.json", "engine"
+        ),
         cold=f"{ENGINE}/sessions/records-cold/latest.json",
         warm=f"{ENGINE}/sessions/records-warm/latest.json",
         hot=f"{ENGINE}/sessions/hot/latest.json",
-        prefill=f"{ENGINE}/sessions/prefill/prefill.json",
+        prefill=lambda wildcards: measured(
+            f"{ENGINE}/sessions/prefill", "prefill.json", "engine"
+        ),
     output:
         cold=f"{ENGINE}/measures/records-cold.json",
         warm=f"{ENGINE}/measures/records-warm.json",
@@ -130,4 +132,4 @@ rule engine_table:
         python=sys.executable,
         out=subpath(output.csv, parent=True),
     shell:
-        "{params.python} -m analysis.bench --out {params.out:q} --row-files {input} > {output.table} 2> {log:q}"
+        "{params.python} -m analysis.bench --out {params.out:q} --title 'Paths and layouts of the engine' --row-files {input} > {output.table} 2> {log:q}"

@@ -1,8 +1,5 @@
 # What a load costs by its cold share: single loads with a set share, the lines through them, and anybody's own rows.
 FIT = f"{RESULTS}/fit"
-FIT_ROWS = f"{FIT}/sessions/loads.json"
-# Arms of Table 3 stand in the figure where a session is there; a fit does not measure one.
-FIT_SESSION = f"{RESULTS}/tab3/sessions/latest.json"
 FIT_RECORDS = config.get("records") or (
     f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
 )
@@ -16,38 +13,35 @@ localrules:
     regress,
 
 
-# With remeasure=false the rows that are there are an input like any other.
-if STARTED or not Path(FIT_ROWS).exists():
-
-    rule fit_loads:
-        input:
-            model=WORKFLOW.model,
-            records=FIT_RECORDS or [],
-        output:
-            f"{FIT}/sessions/loads.parquet",
-            FIT_ROWS,
-        log:
-            f"{FIT}/logs/fit-loads.log",
-        conda:
-            "../envs/harness.yaml"
-        resources:
-            measuring=1,
-        params:
-            python=sys.executable,
-            name=WORKFLOW.name,
-            out=subpath(output[0], parent=True),
-            records=f"--records {FIT_RECORDS}" if FIT_RECORDS else "",
-            loads=config["fit_loads"],
-            seed=config["seed"],
-            started=STARTED,
-        shell:
-            "{params.python} -m experiments.load_cost {input.model:q} {params.out:q} {params.records}"
-            " --loads {params.loads} --tier {params.name:q} --seed {params.seed} > {log:q}"
+rule fit_loads:
+    input:
+        model=WORKFLOW.model,
+        records=FIT_RECORDS or [],
+    output:
+        f"{FIT}/sessions/latest.json",
+    log:
+        f"{FIT}/logs/fit-loads.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        name=WORKFLOW.name,
+        out=subpath(output[0], parent=True),
+        records=f"--records {FIT_RECORDS}" if FIT_RECORDS else "",
+        loads=config["fit_loads"],
+        seed=config["seed"],
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.load_cost {input.model:q} {params.out:q} {params.records}"
+        " --loads {params.loads} --tier {params.name:q} --seed {params.seed} > {log:q}"
 
 
 rule fit_table:
     input:
-        rows=FIT_ROWS,
+        rows=lambda wildcards: measured(f"{FIT}/sessions", "loads.json", "fit", "fig3"),
+        session=tab3_session_if_any,  # arms of Table 3 stand in the figure; a fit measures none
         claims="results/paper/claims.yaml",
     output:
         report(
@@ -64,7 +58,9 @@ rule fit_table:
     params:
         python=sys.executable,
         out=subpath(output.table, parent=True),
-        session=f"--session {FIT_SESSION}" if Path(FIT_SESSION).exists() else "",
+        session=lambda wildcards, input: (
+            f"--session {input.session}" if input.session else ""
+        ),
         least=f"--least {min(30, int(config['fit_loads']))}",
     shell:
         "{params.python} -m analysis.fit {input.rows:q} --claims {input.claims:q} {params.session} {params.least}"

@@ -5,14 +5,10 @@ localrules:
 
 rule memory_table:
     input:
-        session=f"{RESULTS}/tab3/sessions/latest.json",
+        session=tab3_session,
         claims="results/paper/claims.yaml",
     output:
-        table=report(
-            f"{RESULTS}/memory/table.md",
-            caption="../report/memory.rst",
-            category="Memory",
-        ),
+        table=f"{RESULTS}/memory/table.md",
         shown=report(
             multiext(f"{RESULTS}/memory/", "memory.svg", "compare.csv"),
             caption="../report/memory.rst",

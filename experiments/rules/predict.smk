@@ -1,12 +1,18 @@
 # Predicted decode speed: calibrated in sessions of its own, beside Table 3's session; then the paper's machines.
 PREDICT = f"{RESULTS}/predict"
+PREDICT_ROUNDS = min(3, config["rounds"])  # what calibrates needs means, not verdicts
 PREDICT_PARTS = ["compute", "loads", "cold"]
 PREDICT_SESSIONS = {
-    "compute": WORKFLOW.session_arguments(condition="warm", bank=1.0, trace=None),
-    "loads": WORKFLOW.session_arguments(condition="warm", trace=None),
-    "cold": WORKFLOW.session_arguments(condition="cold", trace=None),
+    "compute": WORKFLOW.session_arguments(
+        condition="warm", bank=1.0, trace=None, rounds=PREDICT_ROUNDS
+    ),
+    "loads": WORKFLOW.session_arguments(
+        condition="warm", trace=None, rounds=PREDICT_ROUNDS
+    ),
+    "cold": WORKFLOW.session_arguments(
+        condition="cold", trace=None, rounds=PREDICT_ROUNDS
+    ),
 }
-PREDICT_TARGET = f"{RESULTS}/tab3/sessions/latest.json"
 PREDICT_MACHINES = ["m2-16gb", "m4pro-24gb"]
 # This machine's file says what its storage gives to several readers; without one they are taken to share.
 PREDICT_MACHINE_FILE = [
@@ -49,7 +55,7 @@ rule predict_session:
 rule predict_traces:
     input:
         model=WORKFLOW.model,
-        session=PREDICT_TARGET,
+        session=tab3_session,
     output:
         [
             f"{PREDICT}/sessions/traces/{route}-k{k}.safetensors"
@@ -65,7 +71,7 @@ rule predict_traces:
     params:
         python=sys.executable,
         out=subpath(output[0], parent=True),
-        sessions=subpath(input.session, parent=True),
+        sessions=f"{RESULTS}/tab3/sessions",
         ks=WORKFLOW.values["ks"],
         adapter=(
             f"--adapter-k {WORKFLOW.values['adapter_k']}"
@@ -91,7 +97,7 @@ rule predict_table:
         expand("experiments/machines/{machine}.yaml", machine=PREDICT_MACHINES),
         expand(f"{PREDICT}/sessions/{{part}}/latest.json", part=PREDICT_PARTS),
         rules.predict_traces.output,
-        session=PREDICT_TARGET,
+        session=tab3_session,
         fit=f"{RESULTS}/fit/summary.csv",
         claims="results/paper/claims.yaml",
     output:

@@ -77,12 +77,13 @@ rule resident_table:
         limit=f"{RESULTS}/resident/sessions/limited/limit.json",
         claims="results/paper/claims.yaml",
     output:
-        table=report(
-            f"{RESULTS}/resident/table.md",
+        report(
+            multiext(f"{RESULTS}/resident/", "resident.svg", "summary.csv"),
             caption="../report/resident.rst",
             category="Stock mlx-lm",
         ),
-        rows=multiext(f"{RESULTS}/resident/", "summary.csv", "compare.csv"),
+        multiext(f"{RESULTS}/resident/", "compare.csv", "resident.png"),
+        table=f"{RESULTS}/resident/table.md",
     log:
         f"{RESULTS}/logs/resident-table.log",
     conda:

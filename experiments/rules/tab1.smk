@@ -82,8 +82,7 @@ rule tab1_prefill:
     input:
         model=lambda wildcards: TAB1_MODELS[wildcards.tier],
     output:
-        f"{TAB1}/sessions/{{tier}}/prefill/prefill.parquet",
-        f"{TAB1}/sessions/{{tier}}/prefill/prefill.json",
+        f"{TAB1}/sessions/{{tier}}/prefill/latest.json",
     log:
         f"{TAB1}/logs/prefill-{{tier}}.log",
     wildcard_constraints:
@@ -109,20 +108,19 @@ rule tab1_table:
     input:
         counts=f"{TAB1}/sessions/counts.json",
         sessions=expand(f"{TAB1}/sessions/{{tier}}/latest.json", tier=TAB1_MODELS),
-        prefills=expand(
-            f"{TAB1}/sessions/{{tier}}/prefill/prefill.json", tier=TAB1_MODELS
-        ),
+        prefills=lambda wildcards: [
+            measured(f"{TAB1}/sessions/{tier}/prefill", "prefill.json", "tab1")
+            for tier in TAB1_MODELS
+        ],
         claims="results/paper/claims.yaml",
     output:
-        table=report(
-            f"{TAB1}/table.md", caption="../report/tab1.rst", category="Table 1"
-        ),
-        rows=report(
-            multiext(f"{TAB1}/", "summary.csv", "compare.csv"),
+        report(
+            multiext(f"{TAB1}/", "tab1.svg", "summary.csv", "compare.csv"),
             caption="../report/tab1.rst",
             category="Table 1",
         ),
-        more=multiext(f"{TAB1}/", "prefill.csv", "sizes.csv"),
+        multiext(f"{TAB1}/", "prefill.csv", "sizes.csv", "tab1.png"),
+        table=f"{TAB1}/table.md",
     log:
         f"{TAB1}/logs/table.log",
     conda:
@@ -159,7 +157,7 @@ rule math_residual:
     input:
         model=lambda wildcards: MATH_MODELS[wildcards.tier],
     output:
-        f"{MATH}/sessions/{{tier}}.json",
+        f"{MATH}/sessions/{{tier}}/latest.json",
     log:
         f"{MATH}/logs/{{tier}}.log",
     wildcard_constraints:
@@ -168,20 +166,26 @@ rule math_residual:
         "../envs/harness.yaml"
     params:
         python=sys.executable,
+        out=subpath(output[0], parent=True),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.math_residual {input.model:q} {output:q} > {log:q} 2>&1"
+        "{params.python} -m experiments.math_residual {input.model:q} {params.out:q} > {log:q} 2>&1"
 
 
 rule math_table:
     input:
-        paths=expand(f"{MATH}/sessions/{{tier}}.json", tier=MATH_MODELS),
+        paths=lambda wildcards: [
+            measured(f"{MATH}/sessions/{tier}", "residuals.json", "math")
+            for tier in MATH_MODELS
+        ],
         claims="results/paper/claims.yaml",
     output:
-        table=report(
-            f"{MATH}/table.md", caption="../report/math.rst", category="Arithmetic"
+        rows=report(
+            multiext(f"{MATH}/", "summary.csv", "compare.csv"),
+            caption="../report/math.rst",
+            category="Arithmetic",
         ),
-        rows=multiext(f"{MATH}/", "summary.csv", "compare.csv"),
+        table=f"{MATH}/table.md",
     log:
         f"{MATH}/logs/table.log",
     conda:

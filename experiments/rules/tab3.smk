@@ -23,7 +23,7 @@ rule tab3_session:
 
 rule tab3_table:
     input:
-        session=f"{RESULTS}/tab3/sessions/latest.json",
+        session=rules.tab3_session.output[0],
         claims="results/paper/claims.yaml",
     output:
         multiext(

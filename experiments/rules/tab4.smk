@@ -8,7 +8,7 @@ localrules:
 
 rule tab4_table:
     input:
-        session=f"{RESULTS}/tab3/sessions/latest.json",
+        session=tab3_session,
         claims="results/paper/claims.yaml",
     output:
         report(

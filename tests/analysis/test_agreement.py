@@ -71,7 +71,13 @@ def summarised(path):
 
 @pytest.mark.parametrize(
     "other, expert_bytes, verdict",
-    [(0.53, 400 * MIB, "pass"), (0.54, 400 * MIB, "FAIL"), (0.46, 400 * MIB, "FAIL"), (0.54, 96 * MIB, "pass")],
+    [
+        (0.51, 400 * MIB, "pass"),
+        (0.53, 400 * MIB, "undecided"),  # the mean is within, its interval is not
+        (0.54, 400 * MIB, "FAIL"),
+        (0.46, 400 * MIB, "FAIL"),
+        (0.54, 96 * MIB, "FAIL"),
+    ],
 )
 def test_the_difference_must_lie_within_the_tolerance(tmp_path, other, expert_bytes, verdict):
     frames = [rows_of("eviction", 0.0, 0.5), rows_of("cgroup", 0.0, other)]
@@ -81,6 +87,24 @@ def test_the_difference_must_lie_within_the_tolerance(tmp_path, other, expert_by
     assert row["difference_low"] < row["difference"] < row["difference_high"]
     assert row["charged_mib"] == 2 and pd.isna(table.loc[("uniform", "eviction")]["charged_mib"])
     assert pd.isna(table.loc[("uniform", "eviction")]["agrees"])
+
+
+def test_a_small_set_of_experts_is_judged_by_the_same_bound_and_says_so(tmp_path, capsys):
+    frames = [rows_of("eviction", 0.0, 0.5), rows_of("cgroup", 0.0, 0.5)]
+    for size, said in ((96 * MIB, True), (400 * MIB, False)):
+        path = written(tmp_path / "in", frames, expert_bytes=size)
+        assert agreement.main([str(path), "--claims", str(CLAIMS), "--out", str(tmp_path / "out")]) == 0
+        text = capsys.readouterr().out
+        assert "cold shares agree within 0.03, interval and all: 1 of 1" in text
+        assert ("the bound was meant for 300 MiB" in text) is said
+
+
+def test_loads_that_follow_each_other_do_not_count_as_many(tmp_path):
+    """A cache that differs for the whole first half of a run: its interval is far wider than that of single loads."""
+    base, other = rows_of("eviction", 0.0, 0.0), rows_of("cgroup", 0.0, 0.0)
+    other.loc[other.index[15:19], "cold_bytes"] = RECORD  # 4 of 200 loads, all in one batch
+    row = summarised(written(tmp_path / "in", [base, other])).loc[("uniform", "cgroup")]
+    assert row["difference"] == pytest.approx(0.02) and row["agrees"] == "undecided"
 
 
 @pytest.mark.parametrize("ratio, verdict", [(1.0, "pass"), (1.019, "pass"), (1.03, "FAIL"), (0.97, "FAIL")])

@@ -185,7 +185,8 @@ def test_measures_survive_their_file_and_reach_bench_csv(tmp_path, capsys):
     assert (passes["dropped"], passes["warm.speed"]) == ("true", "false")
     assert pd.isna(passes["overlap.k8.load_ms"])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "| measure | value | unit | 95% interval | goal | pass | session | note |"
+    assert printed[0] == "# Benchmark" and f"- machine: {tmp_path.name}" in printed
+    assert "| measure | value | unit | 95% interval | goal | pass | session | note |" in printed
     assert "| dropped | 0 | experts |  | 0 | yes | s1 | 40 runs |" in printed
     assert "| warm.speed | 0.9 | ratio |  |  | no |  | a\\|b |" in printed
 

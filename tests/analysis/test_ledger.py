@@ -26,6 +26,10 @@ def put(claims: Claims, folder: Path, *findings: Finding, session: str = "s1") -
     rows.to_csv(folder / "compare.csv", index=False)
 
 
+def beside(claim, ours: str, arm: str = "ondemand", **where) -> Finding:
+    return absolute(claim, ours, "mini-35b here", machine="testbox", tier="mini-35b", arm=arm, **where)
+
+
 def run(results: Path, out: Path, *more: str) -> int:
     return ledger.main([str(results), "--claims", str(CLAIMS), "--out", str(out), "--targets", "tab3", "appxb", *more])
 
@@ -63,7 +67,7 @@ def test_findings_of_several_tiers_and_places_become_one_row(claims, tmp_path):
         box / "mini-35b" / "tab3",
         Finding(gain, Status.HOLDS, "1.30x (1.13-1.47)", "above 1", k="8", arm="prerouter/ondemand"),
         Finding(gain, Status.NOT_TESTABLE, "1.11x (0.90-1.37)", "undecided", k="2", arm="prerouter/ondemand"),
-        absolute(claims.by_id["tab3.k8"], "7.2", "mini-35b here", k="8", arm="prerouter"),
+        beside(claims.by_id["tab3.k8"], "7.2", k="8", arm="prerouter"),
     )
     put(
         claims,
@@ -79,7 +83,7 @@ def test_findings_of_several_tiers_and_places_become_one_row(claims, tmp_path):
         "mini-8b K=8 prerouter/ondemand: 1.20x (1.10-1.30)"
     )
     assert (row["paper"], row["session"], row["command"]) == ("1.80, 1.84", "s1; s2", "snakemake tab3")
-    assert row["why"].endswith("1 of 3 places could not judge it")
+    assert row["why"].startswith("relation holds in 2 of 3 places, not testable here in 1; ")
     value = rows_of(tmp_path / "out").loc["tab3.k8"]
     assert value["status"] == Status.NOT_TESTABLE and value["ours"] == "mini-35b K=8 prerouter: 7.2"
 
@@ -107,20 +111,25 @@ def test_the_worst_verdict_counts(claims, tmp_path, statuses, expected):
 
 
 def test_a_contradiction_of_the_source_wins_and_ours_stays(claims, tmp_path):
-    row = claims.by_id["tab4.k8.ondemand"]
     put(
         claims,
         tmp_path / "box" / "mini-35b" / "tab4",
-        absolute(row, "0.22, 0.8, 15.0", "mini-35b here", arm="ondemand"),
+        beside(claims.by_id["tab4.loads.k8"], "71.4"),
+        beside(claims.by_id["tab4.k8.ondemand"], "0.22, 0.8, 15.0"),
     )
     assert run(tmp_path / "box", tmp_path / "out") == 0
-    found = rows_of(tmp_path / "out").loc["tab4.k8.ondemand"]
-    assert found["status"] == Status.CONTRADICTED and "320 experts" in found["why"]
+    found = rows_of(tmp_path / "out").loc["tab4.loads.k8"]
+    assert found["status"] == Status.CONTRADICTED and "320 experts, if a load brings one" in found["why"]
     assert (found["ours"], found["session"], found["command"]) == (
-        "mini-35b ondemand: 0.22, 0.8, 15.0",
+        "mini-35b ondemand: 71.4",
         "s1",
         "snakemake tab4",
     )
+    # Means that do not fit each other are noted, and stay what they are.
+    noted = rows_of(tmp_path / "out").loc["tab4.k8.ondemand"]
+    assert noted["status"] == Status.NOT_TESTABLE and noted["why"].startswith("a value of m2-16gb")
+    assert "the paper's own numbers: ondemand at K=8" in noted["why"] and "may repair it" in noted["why"]
+    assert "longer than the whole step" in rows_of(tmp_path / "out").loc["tab3.blocked.k8", "why"]
 
 
 def exact_findings(claims: Claims, **wrong: float) -> list[Finding]:
@@ -162,10 +171,26 @@ def test_strict_names_each_exact_claim_that_differs_or_has_no_evidence(claims, t
 
 def test_one_good_place_does_not_hide_a_bad_one(claims, tmp_path, capsys):
     put(claims, tmp_path / "box" / "tab1", *exact_findings(claims))
-    put(claims, tmp_path / "box" / "x" / "tab1", exact(claims.by_id["arch.35b.experts"], 255))
+    put(claims, tmp_path / "box" / "x" / "math", exact(claims.by_id["math.tolerance"], 0.02))
     assert run(tmp_path / "box", tmp_path / "out") == 0
     assert check(tmp_path / "out") == strict.FAILED
-    assert "arch.35b.experts differs: the paper has 256, ours is 256; x: 255" in capsys.readouterr().err
+    assert "math.tolerance differs: the paper has 0.01, ours is 0.01; x: 0.02" in capsys.readouterr().err
+
+
+def test_counts_of_shapes_are_taken_once_and_must_agree(claims, tmp_path, capsys):
+    experts = claims.by_id["arch.35b.experts"]
+    put(claims, tmp_path / "box" / "tab1", exact(experts, 256))
+    put(claims, tmp_path / "box" / "x" / "tab1", exact(experts, 256), session="s2")
+    assert run(tmp_path / "box", tmp_path / "out") == 0
+    row = rows_of(tmp_path / "out").loc["arch.35b.experts"]
+    assert (row["status"], row["ours"], row["session"], row["why"]) == (Status.REPRODUCED, "256", "s1", "")
+    put(claims, tmp_path / "box" / "y" / "tab1", exact(experts, 255))
+    assert run(tmp_path / "box", tmp_path / "again") == 2
+    error = capsys.readouterr().err
+    assert "claim arch.35b.experts is counted twice and differs" in error and error.count("\n") == 1
+    for part in ("box/tab1/compare.csv has 256", "box/y/tab1/compare.csv has 255"):
+        assert part in error
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize("text", [None, "id,kind\na,exact\n", COLUMNS + "\n"])
@@ -221,7 +246,7 @@ def test_the_table_groups_by_status_with_counts(claims, tmp_path):
     text = (tmp_path / "out" / "table.md").read_text()
     counts = [line for line in text.splitlines() if line.startswith("| reproduced |")]
     assert counts == ["| reproduced | 22 | 0 | 0 | 22 |"]
-    assert text.index("## Contradicted by its own source (5)") < text.index("## Reproduced (22)")
+    assert text.index("## Contradicted by its own source (1)") < text.index("## Reproduced (22)")
     assert text.index("## Reproduced (22)") < text.index("## Not testable here (")
     assert "## The paper against itself" in text and "- machine: box" in text
     assert "## Differs" not in text

@@ -1,6 +1,5 @@
 """Simulated caches: stack distances against a cache run access by access, and what must hold of any stream."""
 
-import math
 from collections import OrderedDict
 from itertools import combinations
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.lru import NEVER, cold_share, lru_hits, opt_hits, simulate, stack_distances
+from analysis.lru import NEVER, lru_hits, opt_hits, simulate, stack_distances
 
 streams = st.lists(st.integers(0, 9), max_size=60)
 capacities = st.integers(1, 12)
@@ -92,13 +91,6 @@ def test_a_budget_in_bytes_is_never_exceeded(stream, sizes, budget):
 def test_what_a_cache_starts_with_is_as_if_it_had_been_used(start, stream):
     whole = simulate([*start, *stream], [2] * 10, 11)
     assert simulate(stream, [2] * 10, 11, start).tolist() == whole[len(start) :].tolist()
-
-
-def test_cold_share_counts_bytes_after_the_warm_up():
-    stream, sizes = [0, 1, 0, 2, 1], {0: 1, 1: 3, 2: 4}
-    assert cold_share(stream, sizes, 100, warm_up=2) == pytest.approx(4 / 8)
-    assert cold_share(stream, sizes, 0) == 1.0
-    assert math.isnan(cold_share(stream, sizes, 100, warm_up=5))
 
 
 @pytest.mark.parametrize("stream, hits", [([], [0, 0]), ([7], [0, 0]), ([7, 7, 8, 7], [1, 2])])

@@ -60,15 +60,32 @@ def test_a_counter_that_was_not_kept_gives_no_price(tmp_path):
     assert first.status == second.status == "not testable here" and "no valid round" in first.why
 
 
-def test_what_is_held_twice_is_counted_from_stacks(session):
-    """60 MiB of 120 slots: half a MiB each. One predicted layer in the synthetic loads, eight experts."""
-    assert memory.twice_held_bytes(session, "prerouter", 8) == 0
-    assert memory.twice_held_bytes(session, "prerouter-mmap", 8) == 4 * MIB
-    assert memory.twice_held_bytes(session, "ondemand-mmap", 2) == MIB
-    assert memory.twice_held_bytes(session, "ondemand", 16) is None
+def test_what_is_held_twice_is_measured_beside_what_stacks_may_hold_by_design(tmp_path):
+    """60 MiB of 120 slots: half a MiB each; three layers that load, eight experts: no more than 12 MiB of stacks."""
+
+    def change(frames, info):
+        heads(frames, info)
+        frames["loads"]["layer"] = frames["loads"]["step"] + 5
+
+    session = load_session(make_session(tmp_path / "s", change=change))
+    assert memory.stack_bytes(session, "prerouter", 8) == 0
+    assert (
+        memory.stack_bytes(session, "prerouter-mmap", 8) == memory.stack_bytes(session, "ondemand-mmap", 8) == 12 * MIB
+    )
+    assert memory.stack_bytes(session, "ondemand-mmap", 2) == 3 * MIB
+    assert memory.stack_bytes(session, "ondemand", 16) is None
+    assert memory.above_end_bytes(session, "ondemand-mmap", 8).median == 13 * MIB  # 113 at the peak, 100 at the end
+    assert memory.above_end_bytes(session, "prerouter", 8).low == (13 - 12) * MIB
     (finding,) = found(session)["mem.double_hold"]
     assert "0.42 GiB" in finding.why and "0.53 GiB" in finding.why and "0.453 GB" in finding.why
-    assert finding.ours == "ondemand 0.0 MiB; prerouter 0.0 MiB; ondemand-mmap 4.0 MiB; prerouter-mmap 4.0 MiB"
+    assert finding.ours == (
+        "measured, allocator peak less active: ondemand 13.0 MiB (stacks by design: none); prerouter 2.0 MiB (stacks "
+        "by design: none); ondemand-mmap 13.0 MiB (stacks by design: at most 12.0 MiB); prerouter-mmap 2.0 MiB (stacks "
+        "by design: at most 12.0 MiB)"
+    )
+    text = memory.markdown(session, [finding], load_claims(CLAIMS))
+    assert "| 8 | ondemand-mmap | 3 | 13.0 (13.0-13.0) | at most 12.0 MiB |" in text
+    assert "| 8 | ondemand | 3 | 13.0 (13.0-13.0) | none |" in text
 
 
 def test_every_claim_stands_beside_ours_for_each_k_and_way_to_read(session):

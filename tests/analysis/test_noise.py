@@ -49,7 +49,7 @@ def test_measures_of_pairs_by_hand(tmp_path):
     found = measures(session_of(tmp_path / "s"))
     sd = np.std(np.log(RATIOS), ddof=1)
     ratio = found["A/A ratio"]
-    assert (ratio.value, ratio.n, ratio.verdict) == (pytest.approx(1), 5, "pass")
+    assert (ratio.value, ratio.n, ratio.verdict) == (pytest.approx(1), 5, "pass: contains 1.00")
     assert ratio.ci_low * ratio.ci_high == pytest.approx(1)
     assert found["spread of a pair's ratio"].value == pytest.approx(sd)
     speeds = 10 * np.array([*np.power(RATIOS, 0.5), *np.power(RATIOS, -0.5)])
@@ -64,7 +64,7 @@ def test_measures_of_pairs_by_hand(tmp_path):
 
 def test_pairs_that_differ_to_one_side_fail(tmp_path):
     ratio = measures(session_of(tmp_path / "s", pairs((1.2, 1.21, 1.19, 1.2, 1.22))))["A/A ratio"]
-    assert ratio.verdict == "FAIL" and ratio.ci_low > 1
+    assert ratio.verdict == "FAIL: does not contain 1.00" and ratio.ci_low > 1
 
 
 def test_drift_is_seen_and_does_not_enter_the_ratio(tmp_path):
@@ -84,6 +84,7 @@ def test_one_pair_says_little_and_says_so(tmp_path):
 
     found = measures(session_of(tmp_path / "s", only_one))
     assert (found["A/A ratio"].n, found["A/A ratio"].verdict) == (1, "")
+    assert found["A/A ratio"].note == "one pair has no interval"
     for name in ("smallest visible effect", "rounds needed for 5%", "false positives of 3 rounds"):
         assert math.isnan(found[name].value) and found[name].verdict == ""
 
@@ -137,7 +138,7 @@ def test_outputs_and_the_paper_beside_ours(tmp_path, capsys):
     assert noise.main([*call, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
     assert told.strip() == (tmp_path / "out" / "table.md").read_text().strip()
-    assert "holds 1" in told and "about 5 minutes" in told
+    assert "holds 1" in told and "| 5 | pass: contains 1.00 | passes when" in told and "about 5 minutes" in told
     names = ["compare.csv", "noise.png", "noise.svg", "summary.csv", "table.md"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     compared = pd.read_csv(tmp_path / "out" / "compare.csv", keep_default_na=False).set_index("id")

@@ -96,3 +96,25 @@ def test_a_table_that_cannot_be_read_is_named(results, capsys):
     (results / "bench" / "table.md").write_bytes(b"\xff\xfe")
     assert results_readme.main([str(results)]) == 2
     assert str(results / "bench" / "table.md") in capsys.readouterr().err
+
+
+def test_comparisons_with_this_machine_in_them_are_shown_with_their_names(results, tmp_path):
+    for name in ("box+m2-16gb", "other+m2-16gb"):
+        (tmp_path / "compare" / name).mkdir(parents=True)
+        (tmp_path / "compare" / name / "table.md").write_text(
+            TABLE.format(title=f"Compared {name}", tier="in each line")
+        )
+    found = [(table.tier, table.target) for table in find_tables(results)]
+    assert [place for place in found if place[1] == "compare"] == [("box+m2-16gb", "compare")]
+    results_readme.main([str(results)])
+    assert "[Compared box+m2-16gb](../compare/box+m2-16gb/table.md)" in (results / "README.md").read_text()
+    assert pages.main([str(results), "--captions", str(tmp_path), "--out", str(tmp_path / "pages")]) == 0
+    assert (tmp_path / "pages" / "box+m2-16gb" / "compare.html").exists()
+
+
+def test_what_takes_how_long_and_how_many_rows_reach_the_front_page(results):
+    path = results / "mini-35b" / "tab1" / "table.md"
+    path.write_text(path.read_text().replace("- session", "- takes: seconds\n- n: 7 prompts\n- session"))
+    results_readme.main([str(results)])
+    text = (results / "README.md").read_text()
+    assert "- takes: seconds" in text and "- n: 7 prompts" in text

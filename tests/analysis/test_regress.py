@@ -30,7 +30,7 @@ def test_a_csv_of_cold_reads(tmp_path, capsys):
     found = pd.read_csv(tmp_path / "out" / "summary.csv").iloc[0]
     assert (found.a_ms, found.b_ms) == pytest.approx((1.17, 1.33), abs=0.03)
     assert (found.group, found.n, found.bins, found.mib_per_load) == ("all reads", 200, 3, 1.0)
-    assert "mine.csv, n=200 reads" in capsys.readouterr().out
+    assert "n: 200 reads, of mine.csv" in capsys.readouterr().out
 
 
 def test_other_column_names_and_groups(tmp_path):
@@ -59,6 +59,8 @@ def test_rows_of_a_session_are_understood(tmp_path):
     folder = make_session(tmp_path / "s", change=change)
     rows = read_rows(folder / "loads.parquet", Columns())
     assert set(rows["group"]) >= {"ondemand, 8", "prerouter-mmap, 2"}
+    # Neither the A/A runs of ondemand at K=8 (two of its three rounds are valid) nor the drift run at K=2.
+    assert (rows["group"] == "ondemand, 8").sum() == 2 * 2 and (rows["group"] == "ondemand, 2").sum() == 3 * 2
     assert (rows["group"] == "ondemand, 4").sum() == 3 * 2 and (rows["group"] == "prerouter, 8").sum() == 3 * 2
     assert set(rows["cold"]) == {0.5} and set(rows["ms"]) == {3.0}
 

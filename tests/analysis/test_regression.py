@@ -40,7 +40,7 @@ def test_a_known_line_is_recovered_from_noise_with_outliers(a, b, seed):
 def test_an_exact_line_leaves_nothing_over():
     found = fitted(0.25 + 2.0 * LEVELS)
     assert (found.a, found.b, found.r2) == pytest.approx((0.25, 2.0, 1.0))
-    assert found.worst == pytest.approx(0, abs=1e-12) and found.worst_share()[0] == pytest.approx(0, abs=1e-12)
+    assert found.worst == pytest.approx(0, abs=1e-12) and found.residual_share().share == pytest.approx(0, abs=1e-12)
     assert found.warm.measured == 0.25 and found.cold.measured == 2.25 and found.warm.agrees and found.cold.agrees
     assert [part.n for part in found.bins] == [40] * 6
 
@@ -62,8 +62,8 @@ def test_intervals_hold_the_truth_and_repeat():
     found, again = fitted(ms, seed=5), fitted(ms, seed=5)
     assert found == again
     assert found.a_low <= 1.17 <= found.a_high and found.b_low <= 1.33 <= found.b_high
-    low, high = found.worst_share()[1:]
-    assert 0 < low < high
+    worst = found.residual_share()
+    assert 0 < worst.low < worst.high
 
 
 def test_a_step_is_named_and_the_warm_end_differs():
@@ -83,9 +83,13 @@ def test_residual_shares_by_hand():
     cold = np.repeat([0.0, 0.5, 1.0], 30)
     found = fitted(np.repeat([1.0, 2.0, 4.0], 30), cold)
     assert found.residuals == pytest.approx((1 / 6, -1 / 3, 1 / 6))
-    assert found.worst_share()[0] == pytest.approx(1 / 3 / (23 / 6))
-    assert found.worst_share(0.8)[0] == pytest.approx(1 / 6 / (23 / 6))
-    assert math.isnan(found.worst_share(1.1)[0])
+    whole = found.residual_share()
+    assert (whole.ms, whole.share) == pytest.approx((1 / 3, 1 / 3 / (23 / 6))) and (whole.n, whole.bins) == (90, 3)
+    cold_end = found.residual_share(from_cold=0.8)
+    assert cold_end.share == pytest.approx(1 / 6 / (23 / 6)) and (cold_end.n, cold_end.bins) == (30, 3)
+    # A line through the colder two leaves nothing over, and says so by its bins.
+    assert found.residual_share(line_from=0.5).ms == pytest.approx(0) and found.residual_share(line_from=0.5).bins == 2
+    assert math.isnan(found.residual_share(from_cold=1.1).share) and found.residual_share(from_cold=1.1).n == 0
 
 
 def test_small_bins_are_left_out_and_said():

@@ -64,14 +64,14 @@ def test_bounds(seed, tokens, layers, experts, data):
     assert hits["lru"].iloc[-1] == pytest.approx(1 - len(np.unique(stream(trace.routes, experts))) / asked)
     assert touched["experts"].between(trace.k, np.minimum(touched["tokens"] * trace.k, experts)).all()
     interval = mean_interval(adjacent(trace))
-    assert 0 <= interval.mean <= 1 and not interval.low > interval.mean
+    assert 0 <= interval.mean <= 1 and not interval.ci_low > interval.mean
 
 
 def test_blind_routes_are_what_chance_gives():
     trace = blind(1500, 3, 40, 8)
     interval = mean_interval(adjacent(trace))
-    assert abs(interval.mean - trace.chance) < 2 * (interval.high - interval.low)
-    assert (interval.high - interval.low) < 0.01
+    assert abs(interval.mean - trace.chance) < 2 * (interval.ci_high - interval.ci_low)
+    assert (interval.ci_high - interval.ci_low) < 0.02
     touched = working_set(trace)
     assert touched["experts"].to_numpy() == pytest.approx(touched["by_chance"].to_numpy(), rel=0.02)
     hits = hit_rates(trace)
@@ -92,13 +92,22 @@ def test_every_output_is_written_and_nothing_is_judged(tmp_path, capsys):
     assert rows[["id", "status", "paper", "command"]].to_numpy().tolist() == [
         ["reuse.adjacent", "not testable here", "0.25", "snakemake reuse"]
     ]
-    assert rows["ours"][0].startswith("0.333 (") and "by chance 0.333" in rows["ours"][0]
+    assert rows["ours"][0].startswith("0.333 (no interval)") and "by chance 0.333" in rows["ours"][0]
     summary = pd.read_csv(out / "summary.csv")
     assert list(summary.columns) == SUMMARY_COLUMNS
     assert set(summary["part"]) == {"adjacent", "working_set", "hit_rate"}
     assert summary[(summary["part"] == "adjacent") & (summary["series"] == "ours")]["x"].tolist() == [2, 3]
     svg = (out / "reuse.svg").read_text()
     assert all(word in svg for word in ("Repeated by the next token", "Working set", "Hits of a bank", "testbox"))
+
+
+def test_the_interval_does_not_count_neighbours_as_independent():
+    """Half of a text stays with its experts, half never does: two things were seen, not a thousand."""
+    stays, leaves = np.tile([[[0, 1]]], (500, 1, 1)), np.tile([[[0, 1]], [[2, 3]]], (250, 1, 1))
+    repeated = adjacent(trace_of(np.concatenate([stays, leaves])))
+    found, single = mean_interval(repeated), 1.96 * repeated.std() / len(repeated) ** 0.5
+    assert found.n == 20 and found.ci_low < found.mean < found.ci_high
+    assert found.ci_high - found.mean > 4 * single
 
 
 def test_every_claim_of_the_experiment_has_a_row(tmp_path, capsys):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from analysis.statistics import (
     Ratio,
+    batch_mean,
     cv,
     false_positive_range,
     false_positive_share,
@@ -105,6 +106,29 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / sessions)
 
 
+def test_another_confidence_widens_by_the_quantiles_alone():
+    """n = 3: t(2) is 4.302653 at 95% and 9.924843 at 99%."""
+    ratio = paired_ratio([2, 4, 48], [1, 2, 3])
+    wide = ratio.at(0.99)
+    half_width = math.log(ratio.ci_high / ratio.ratio)
+    assert math.log(wide.ci_high / wide.ratio) == pytest.approx(half_width * 9.924843 / 4.302653, rel=1e-6)
+    assert (wide.ratio, wide.n) == (ratio.ratio, 3) and wide.ci_low * wide.ci_high == pytest.approx(ratio.ratio**2)
+    same = ratio.at(0.95)
+    assert (same.ci_low, same.ci_high) == pytest.approx((ratio.ci_low, ratio.ci_high))
+    single = paired_ratio([3], [2])
+    assert single.at(0.99) is single
+
+
+def test_the_inverse_is_the_ratio_of_the_swapped_sides():
+    forth, back = paired_ratio([2, 4, 48], [1, 2, 3]).inverse, paired_ratio([1, 2, 3], [2, 4, 48])
+    assert (forth.ratio, forth.ci_low, forth.ci_high) == pytest.approx((back.ratio, back.ci_low, back.ci_high))
+
+
+def test_an_end_that_rounds_to_one_shows_its_side():
+    assert str(Ratio(1.1, 1.0031, 1.22, 3)) == "1.10x (1.003-1.22)"
+    assert str(Ratio(0.9, 0.8, 0.9984, 3)) == "0.90x (0.80-0.998)"
+
+
 def test_cv_by_hand():
     assert cv([1.0, 2.0, 3.0]) == pytest.approx(0.5)
     assert math.isnan(cv([1.0]))
@@ -196,3 +220,21 @@ def test_paired_difference_by_hand():
 def test_paired_difference_refuses_what_is_no_pair(left, right):
     with pytest.raises(ValueError, match="paired difference"):
         paired_difference(left, right)
+
+
+def test_a_mean_of_batches_by_hand():
+    """Two batches of ten, of means 1 and 3: t(0.975, 1) = 12.706 times their standard deviation over the root of 2."""
+    found = batch_mean([0, 2] * 5 + [2, 4] * 5)
+    assert (found.mean, found.n) == (2, 2) and found.ci_high - found.mean == pytest.approx(12.7062, rel=1e-4)
+    assert batch_mean(range(1000)).n == 20 and batch_mean([5.0] * 30).ci_low == 5
+    alone = batch_mean(range(19))
+    assert (alone.mean, alone.n) == (9, 1) and math.isnan(alone.ci_low)
+    with pytest.raises(ValueError, match="no value"):
+        batch_mean([])
+
+
+def test_batches_are_wider_than_single_values_that_repeat_their_neighbours():
+    values = np.repeat(np.random.default_rng(0).normal(size=100), 50)
+    found = batch_mean(values)
+    single = 1.96 * values.std() / len(values) ** 0.5
+    assert found.ci_high - found.mean > 4 * single

@@ -64,6 +64,8 @@ def test_both_tiers_stand_in_one_table_beside_the_paper(tmp_path, run):
     assert "takes: about 50 minutes" in text and text.count("machine: testbox") == 1
     assert {path.name for path in out.iterdir()} == {
         "table.md",
+        "tab1.png",
+        "tab1.svg",
         "summary.csv",
         "prefill.csv",
         "sizes.csv",

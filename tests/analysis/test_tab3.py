@@ -9,6 +9,7 @@ from synthetic import ARMS, change_info, make_session, row, set_runs, tok_s, voi
 
 from analysis import tab3
 from analysis.claims import load_claims
+from analysis.heading import GUEST_COLD
 from analysis.rows import load_session, pair_ratios, publishing
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
@@ -216,11 +217,40 @@ def test_the_header_says_what_the_host_may_hold_and_that_a_session_was_resumed(t
 
     lines = tab3.header_lines(load_session(make_session(tmp_path / "s", change=change)), "about a minute")
     by_name = dict(line.split(": ", 1) for line in lines)
-    assert by_name["condition"].endswith(tab3.GUEST_COLD)
+    assert by_name["condition"].endswith(GUEST_COLD)
     assert by_name["session"].endswith("killed and taken up again between two rounds")
     assert by_name["rounds"] == "3 valid per arm and K" and by_name["takes"] == "about a minute"
     plain = "\n".join(tab3.header_lines(load_session(make_session(tmp_path / "t")), "about a minute"))
     assert "guest" not in plain and "taken up again" not in plain
+
+
+def test_the_header_says_uncommitted_changes_and_a_busy_machine(tmp_path):
+    def lines(name, **host):
+        change = change_info("host", {"cores_logical": 2} | host)
+        return "\n".join(tab3.header_lines(load_session(make_session(tmp_path / name, change=change)), "a minute"))
+
+    text = lines("a", git_dirty=True, load_1min=1.01)
+    assert "commit abc123 + uncommitted changes, made" in text and "load average 1.01 on 2 cores" in text
+    text = lines("b", git_dirty=False, load_1min=1.0)
+    assert "uncommitted" not in text and "busy" not in text
+
+
+def test_an_effect_below_what_the_session_could_show_is_marked(tmp_path):
+    """A/A logs of 0, 0.1 and -0.1 at n=3: the smallest visible effect is 1.36x, so 1.21x is marked and 1.82x is not."""
+
+    def change(frames, info):
+        runs = frames["runs"]
+        for round_, log in enumerate((0.0, 0.1, -0.1)):
+            first = runs.loc[runs["run_id"] == f"arm-ondemand-k8-r{round_}", "tok_s"].iloc[0]
+            runs.loc[runs["run_id"] == f"aa-ondemand-k8-r{round_}", "tok_s"] = first * math.exp(log)
+
+    session = load_session(make_session(tmp_path / "s", change=change))
+    table, ratios = tab3.summary(session), pair_ratios(session)
+    assert tab3.visible_effect(ratios) == pytest.approx(math.exp(0.1 * (4.302653 + 1.060660) / math.sqrt(3)), rel=1e-5)
+    text = tab3.markdown(session, table, ratios, load_claims(CLAIMS))
+    assert f"{ratios[8, 'prerouter-mmap', 'ondemand-mmap']}{tab3.MARK} |" in text
+    assert f"{ratios[8, 'prerouter', 'ondemand']} |" in text and f"{ratios[8, 'ondemand', 'ondemand']} |" in text
+    assert f"smallest effect ({tab3.visible_effect(ratios):.2f}x)" in text
 
 
 def test_a_session_that_drifted_has_no_verdict(tmp_path):
@@ -245,7 +275,7 @@ def test_the_table_names_condition_noise_and_the_papers_machine(tmp_path):
     assert "0 to 0 MiB cached before, 90 to 92 MiB cached after" in text
     assert "A/A (ondemand at K=8 against itself): 1.00x" in text
     assert "| 4 | ondemand | 3 | 20.00 (19.60-20.40) |  | 30.0 | 64.0 | 40.0 | 0 |" in text
-    assert "| 8 | paper: MacBook M2, 16 GB (secondary source) | 1.8 | 3.3 | 1.83x |" in text
+    assert "| 8 | paper: MacBook M2, 16 GB (secondary source) | 1.8 | 3.3 | 1.76-1.91x by the digits |" in text
     assert "| 8 | ours: testbox, explicit reads | 10.00 |" in text
     assert "## How to read" in text
 

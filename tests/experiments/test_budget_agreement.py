@@ -11,8 +11,8 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import self_test
 from experiments import budget_agreement, budget_run
 from experiments.budget_agreement import available_ways, measure
+from experiments.budget_methods import MethodReport
 from experiments.budget_run import COLUMNS, MEASURED, START, WARM_UP, BudgetSpec, stream
-from experiments.conditions import MethodReport
 
 RECORDS = 256  # of unit-35b
 

@@ -1,6 +1,7 @@
 """Ways of keeping a budget: each tried out on a real file, and what is said of one that does not work."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -82,6 +83,14 @@ def test_a_limit_that_holds_nothing_back_is_not_used(checkpoint, monkeypatch):
     assert not found.works and "leaves too much" in found.reason
 
 
+def test_a_child_that_fails_is_a_reason(checkpoint):
+    def attempt():
+        subprocess.run(["sh", "-c", "exit 3"], check=True)
+
+    found = methods._tried("cgroup-v1", attempt)
+    assert not found.works and "exit status 3" in found.reason
+
+
 def test_on_macos_the_balloon_is_tried(checkpoint, monkeypatch):
     asked = []
 
@@ -95,7 +104,7 @@ def test_on_macos_the_balloon_is_tried(checkpoint, monkeypatch):
         def __exit__(self, *exc_info):
             pass
 
-    monkeypatch.setattr(methods.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(methods, "Balloon", MadeUp)
     assert methods._tried("balloon", methods._try_balloon).works and asked == [1 << 20]
 

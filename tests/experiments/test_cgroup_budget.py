@@ -12,9 +12,9 @@ import pytest
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import FilePages, self_test
+from experiments.cgroup_budget import MIN_BUDGET_BYTES, CgroupBudget
 from experiments.cgroups import Usage, limited_command
-from experiments.conditions import CacheBudget, CgroupBudget
-from experiments.limits import MIN_BUDGET_BYTES
+from experiments.eviction import CacheBudget
 from experiments.processes import run_python_limited
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ class MadeUpGroup:
         self.file_bytes, self.other_bytes, self.limits = file_bytes, other_bytes, []
 
     def usage(self):
-        return Usage(self.file_bytes, self.other_bytes, self.other_bytes, 0)
+        return Usage(self.file_bytes, self.other_bytes, 0)
 
     def set_limit(self, nbytes):
         self.limits.append(nbytes)
@@ -136,7 +136,7 @@ import json, os, random, sys, time
 from pathlib import Path
 from edge0.telemetry.pagecache import FilePages, self_test
 from experiments.cgroups import own_group
-from experiments.conditions import CgroupBudget
+from experiments.cgroup_budget import CgroupBudget
 path, record_bytes, budget_bytes = Path({path!r}), {record}, {budget}
 records = [(0, n) for n in range(path.stat().st_size // record_bytes)]
 rng, fd, memory = random.Random(1), os.open(path, os.O_RDONLY), bytearray(record_bytes)

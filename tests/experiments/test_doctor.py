@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import platform
+from pathlib import Path
 
 import pytest
 import yaml
@@ -196,6 +197,36 @@ def test_a_machine_file_is_written_whole_or_not_at_all(values, tmp_path, refused
 )
 def test_devices_by_kind(device, kind):
     assert device_kind(device) == kind
+
+
+def test_what_nobody_can_measure_stays_in_the_file(values, tmp_path, refused):
+    serving = {"checkpoint_bytes": 1e9, "load_a_ms": 0.4, "load_b_ms": 1.5, "load_source": "Table 4"}
+    path = write(values[0] | {"serving": serving, "name": "before"}, tmp_path)
+    assert write(values[0], tmp_path) == path
+    written = yaml.safe_load(path.read_text())
+    assert written["serving"] == serving and written["name"] == values[0]["name"]
+    for text in ("serving: [", "", "\udcff"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        refused(ErrorKind.OPTION_INVALID, lambda: write(values[0], tmp_path), path.name, "mend it")
+
+
+def test_the_report_ends_with_what_to_run_next(unit_35b, values, tmp_path, capsys):
+    run(unit_35b, "--out", tmp_path)
+    last = capsys.readouterr().out.strip().splitlines()[-len(doctor.NEXT) :]
+    assert [line.split()[1] for line in last] == ["noise", "budgets", "fit", "tab3", "predict"]
+    quiet = values[0] | {"warnings": [], "budgets": [{"method": "eviction", "works": True, "reason": ""}]}
+    assert doctor.next_text(quiet, None).startswith("run next:\n  snakemake noise     how small")
+    assert "snakemake tab3 --config model=mine/edge0-35b" in doctor.next_text(quiet, Path("mine/edge0-35b"))
+    assert "snakemake fit --config tier=mini-35b" in doctor.next_text(quiet, Path("models/mini-35b"))
+    nothing = doctor.next_text(values[0] | {"warnings": ["hot"], "budgets": []}, None)
+    assert nothing.startswith("when the warnings above") and "budgets" not in nothing
+    assert "snakemake tab3 --config condition=warm" in nothing
+
+
+def test_the_targets_exist():
+    rules = "".join(path.read_text() for path in (MACHINES.parent / "rules").glob("*.smk"))
+    rules += (MACHINES.parents[1] / "Snakefile").read_text()
+    assert all(f"\nrule {target}:" in rules for target, _ in doctor.NEXT)
 
 
 def test_paths_are_taken_out_of_reasons(tmp_path):

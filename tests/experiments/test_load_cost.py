@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
 from edge0.checkpoint.repack import repack
-from edge0.errors import ErrorKind
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import PAGE_BYTES
 from edge0.tiers import read_config
+from experiments import load_cost as module
 from experiments.load_cost import LAYOUTS, WAYS, check_pair, complement, plan
 
 
@@ -65,8 +66,8 @@ def test_a_run_in_small(unit_35b, records, tmp_path):
     if "PROBE_UNAVAILABLE" in done.stderr or "cannot be read" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
-    rows = pd.read_parquet(tmp_path / "out" / "loads.parquet")
-    about = json.loads((tmp_path / "out" / "loads.json").read_text())
+    rows = pd.read_parquet(next((tmp_path / "out").glob("*Z")) / "loads.parquet")
+    about = json.loads((next((tmp_path / "out").glob("*Z")) / "loads.json").read_text())
     assert about["levels"] == [0.0, 0.5, 1.0] and about["tier"] == unit_35b.name and about["session"]
     loads = rows[rows["role"] == "load"]
     assert set(loads.groupby(["way", "layout", "target_cold"]).size()) == {3} and len(loads) == 4 * 2 * 3 * 3
@@ -99,7 +100,18 @@ def test_one_layout_alone(unit_35b, tmp_path):
     if "cannot be read" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
-    assert set(pd.read_parquet(tmp_path / "out" / "loads.parquet")["layout"]) == {"stacked"}
+    assert set(pd.read_parquet(next((tmp_path / "out").glob("*Z")) / "loads.parquet")["layout"]) == {"stacked"}
+
+
+def test_where_direct_reads_are_refused_the_reference_is_an_advised_read(unit_35b, records, monkeypatch, capsys):
+    def refuse(paths):
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "the file system refuses direct reads")
+
+    monkeypatch.setattr(module, "DirectSource", refuse)
+    rows, _ = module.measure(unit_35b, records, 1, [1.0], 0)
+    assert set(rows[rows["role"] == "load"]["way"]) == set(WAYS) - {"direct"}
+    assert set(rows[rows["role"] == "reference"]["way"]) == {"willneed"}
+    assert "the reference is willneed" in capsys.readouterr().err
 
 
 def test_two_models_are_refused(unit_35b, checkpoints, records, refused):

@@ -9,8 +9,9 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from edge0.errors import ErrorKind
-from experiments.prefill_cost import WAYS, Sample, measure, plan
+from edge0.errors import Edge0Error, ErrorKind
+from experiments import prefill_cost
+from experiments.prefill_cost import UNFINISHED, WAYS, Sample, Unfinished, measure, plan
 
 
 def test_every_way_is_as_often_before_as_after_another():
@@ -43,9 +44,70 @@ def test_the_rows_say_which_tier_and_family_they_are_of(checkpoints, tmp_path):
     command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-8b"]), str(tmp_path)]
     command += ["--lengths", "5", "--rounds", "1", "--k", "2", "--ways", "auto", "--conditions", "warm"]
     subprocess.run(command, capture_output=True, check=True)
-    about = json.loads((tmp_path / "prefill.json").read_text())
+    (path,) = tmp_path.rglob("prefill.json")
+    about = json.loads(path.read_text())
     assert (about["tier"], about["family"], about["k"]) == ("unit-8b", "8b", 2)
-    assert len(pd.read_parquet(tmp_path / "prefill.parquet")) == 1
+    assert len(pd.read_parquet(path.with_suffix(".parquet"))) == 1
+
+
+def interrupted(monkeypatch, samples):
+    """A made-up sample process: the sample's row, until so many have been run; then the process fails."""
+    ran = []
+
+    def run_python(arguments, what, timeout_s):
+        if len(ran) == samples:
+            raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} was killed")
+        ran.append(timeout_s)
+        return json.dumps(json.loads(arguments[-1]) | {"first_token": 7, "ttft_ms": len(ran)})
+
+    monkeypatch.setattr(prefill_cost, "run_python", run_python)
+    return ran
+
+
+def call(monkeypatch, model, out, *more):
+    arguments = [str(model), str(out), "--lengths", "5", "9", "--rounds", "2", "--k", "2", "--ways", "auto", *more]
+    monkeypatch.setattr(sys, "argv", ["prefill_cost", *arguments])
+    return prefill_cost.main()
+
+
+def test_the_same_command_goes_on_after_an_interruption(checkpoints, tmp_path, monkeypatch):
+    model = checkpoints["unit-8b"]
+    first = interrupted(monkeypatch, 3)
+    assert call(monkeypatch, model, tmp_path) == 2
+    assert len(first) == 3 and [path.name for path in tmp_path.iterdir()] == [UNFINISHED]
+    rest = interrupted(monkeypatch, 99)
+    assert call(monkeypatch, model, tmp_path, "--timeout", "60") == 0
+    assert rest == [60] * 5 and not (tmp_path / UNFINISHED).exists()
+    (path,) = tmp_path.rglob("prefill.parquet")
+    rows = pd.read_parquet(path)
+    asked = [entry[:4] for entry in plan(2, [5, 9], ["cold", "warm"], ["auto"])]
+    assert list(rows[["role", "round", "condition", "tokens"]].itertuples(index=False, name=None)) == asked
+    assert rows.ttft_ms.tolist() == [1, 2, 3, 1, 2, 3, 4, 5]
+
+
+def test_another_command_begins_anew(checkpoints, tmp_path, monkeypatch):
+    interrupted(monkeypatch, 3)
+    assert call(monkeypatch, checkpoints["unit-8b"], tmp_path) == 2
+    again = interrupted(monkeypatch, 99)
+    assert call(monkeypatch, checkpoints["unit-8b"], tmp_path, "--conditions", "warm") == 0
+    assert len(again) == 4 and not (tmp_path / UNFINISHED).exists()
+
+
+def test_ways_that_chose_different_tokens_leave_nothing_to_go_on_with(checkpoints, tmp_path, monkeypatch, capsys):
+    numbers = iter(range(99))
+    monkeypatch.setattr(
+        prefill_cost,
+        "run_python",
+        lambda arguments, *more: json.dumps(json.loads(arguments[-1]) | {"first_token": next(numbers)}),
+    )
+    assert call(monkeypatch, checkpoints["unit-8b"], tmp_path) == 2
+    assert "different tokens" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"k": 2}\n{"ttft_ms"'])
+def test_a_file_that_this_did_not_write_holds_no_row(tmp_path, text):
+    (tmp_path / UNFINISHED).write_text(text)
+    assert Unfinished(tmp_path / UNFINISHED, {"k": 2}).rows == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -71,7 +133,7 @@ def test_a_sample_that_was_not_read_as_it_is_labelled_is_void(checkpoints, refus
     refused(ErrorKind.SESSION_VOID, lambda: measure(sample), "not read by whole layers", "256 experts in 72 calls")
 
 
-def test_ways_that_disagree_void_the_whole(checkpoints, tmp_path):
+def test_a_sample_that_fails_ends_the_run_in_one_line(checkpoints, tmp_path):
     command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-35b"]), str(tmp_path / "out")]
     done = subprocess.run([*command, "--k", "99", "--rounds", "1"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].startswith("edge0: ")
@@ -85,7 +147,8 @@ def test_a_long_lived_engine_in_small(checkpoints, tmp_path):
         capture_output=True,
         check=True,
     )
-    rows = pd.read_parquet(tmp_path / "endurance.parquet")
+    (path,) = tmp_path.rglob("endurance.parquet")
+    rows = pd.read_parquet(path)
     long, short = rows[rows.part == "long"], rows[rows.part == "short"]
     assert long.number.tolist() == [50, 100] and len(short) == 6
     assert short.groupby("kind").tokens.nunique().tolist() == [1, 1] and short.tokens.nunique() == 2

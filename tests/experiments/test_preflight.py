@@ -11,7 +11,7 @@ from edge0.trace import generate
 from experiments import preflight as module
 from experiments.arms import ARMS
 from experiments.budget_methods import MethodReport
-from experiments.limits import MIN_BUDGET_BYTES
+from experiments.cgroup_budget import MIN_BUDGET_BYTES
 from experiments.options import SessionOptions
 from experiments.preflight import bank_slots, preflight
 
@@ -22,6 +22,7 @@ from experiments.preflight import bank_slots, preflight
         ({"condition": "hot"}, ErrorKind.CONDITION_UNKNOWN),
         ({"arms": ("ondemand", "magic")}, ErrorKind.OPTION_INVALID),
         ({"rounds": 0}, ErrorKind.OPTION_INVALID),
+        ({"run_timeout_s": 0}, ErrorKind.OPTION_INVALID),
         ({"bank": 0.0}, ErrorKind.OPTION_INVALID),
         ({"ks": ()}, ErrorKind.OPTION_INVALID),
         ({"ks": (33,)}, ErrorKind.K_INVALID),
@@ -83,7 +84,7 @@ def test_an_arm_with_a_bank_of_its_own_has_that_one(unit_35b):
 def trace(unit_35b, tmp_path):
     config = read_config(unit_35b)
     path = tmp_path / "routes.safetensors"
-    generate(config.moe_layers, config.experts, 4, 9, 0.5, 1.0, 0).save(path)
+    generate(config.moe_layers, config.experts, 4, 10, 0.5, 1.0, 0).save(path)
     return path
 
 
@@ -99,8 +100,10 @@ def test_a_trace_must_fit_the_model_every_k_every_arm_and_the_length_of_a_run(un
     assert preflight(with_trace(unit_35b, trace)).config.experts
     check(ErrorKind.TRACE_INVALID, with_trace(unit_35b, trace, ks=(4, 8)), trace, "K", "expected 8", "found 4")
     check(ErrorKind.TRACE_INVALID, with_trace(checkpoints["unit-8b"], trace), trace)
-    check(ErrorKind.TRACE_INVALID, with_trace(unit_35b, trace, timed_steps=4), trace, "expected 10 tokens", "found 9")
-    check(ErrorKind.OPTION_INVALID, with_trace(unit_35b, trace, arms=("ondemand", "resident")), "resident")
+    # Without the token after the last step its heads would have nothing to predict.
+    check(ErrorKind.TRACE_INVALID, with_trace(unit_35b, trace, timed_steps=4), trace, "expected 11 tokens", "found 10")
+    for arm in ("resident", "ondemand-advise"):
+        check(ErrorKind.OPTION_INVALID, with_trace(unit_35b, trace, arms=("ondemand", arm)), arm)
 
 
 def reports(**works):
@@ -125,6 +128,23 @@ def test_the_budget_is_kept_by_what_works_here(unit_35b, monkeypatch, refused):
     none = dict.fromkeys(all_work, False)
     refused(ErrorKind.PROBE_UNAVAILABLE, lambda: way("auto", **none), "eviction: a reason", "cgroup-v2: a reason")
     refused(ErrorKind.PROBE_UNAVAILABLE, lambda: way("cgroup", **none), "expected cgroup")
+
+
+@pytest.mark.parametrize(("condition", "needed"), [("cold", True), ("budget:0.5", True), ("warm", False)])
+def test_eviction_is_tried_before_a_condition_that_needs_it(unit_35b, monkeypatch, refused, condition, needed):
+    monkeypatch.setattr(module, "eviction_method", lambda path: MethodReport("eviction", False, "a reason"))
+    options = SessionOptions(str(unit_35b), "unit-35b", ks=(4,), condition=condition)
+    if needed:
+        refused(ErrorKind.PROBE_UNAVAILABLE, lambda: preflight(options), condition, "eviction: a reason")
+    else:
+        assert preflight(options).budget_by == "eviction"
+
+
+def test_preflight_puts_back_what_a_killed_session_left_behind(unit_35b, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "put_back", seen.append)
+    layout = preflight(SessionOptions(str(unit_35b), "unit-35b", ks=(4,), condition="warm")).layout
+    assert seen == [layout.paths]
 
 
 def test_a_limit_and_a_budget_by_cgroup_exclude_each_other(unit_35b, monkeypatch, refused):

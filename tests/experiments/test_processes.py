@@ -34,6 +34,16 @@ def test_a_process_that_does_not_end_is_ended(refused, monkeypatch):
     refused(ErrorKind.SESSION_VOID, lambda: processes.run_python(sleeping, "arm x"), "arm x took longer than 0.5 s")
 
 
+def test_how_long_a_process_may_take_is_its_callers_choice(refused, monkeypatch):
+    sleeping = ["-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(processes, "limited_command", limited_to(None, False))
+    for run in (
+        lambda: processes.run_python(sleeping, "arm x", 0.5),
+        lambda: processes.run_python_limited(sleeping, "arm x", None, 0.5),
+    ):
+        refused(ErrorKind.SESSION_VOID, run, "arm x took longer than 0.5 s")
+
+
 def test_what_a_process_prints_that_succeeds():
     assert processes.run_python(["-c", "print('done')"], "arm x") == "done\n"
 

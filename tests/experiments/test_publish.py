@@ -16,12 +16,22 @@ ROWS = pd.DataFrame({"pair": [0, 1], "ns": np.array([5, 6])})
 
 def test_rows_and_what_is_to_be_known_of_them(unit_35b, tmp_path):
     publish.publish(tmp_path / "a" / "b", "reads", ROWS, unit_35b, {"k": 4, "window": "none"})
-    folder = tmp_path / "a" / "b"
+    pointer = tmp_path / "a" / "b" / "latest.json"
+    folder = pointer.parent / json.loads(pointer.read_text())["session"]
     assert sorted(path.name for path in folder.iterdir()) == ["reads.json", "reads.parquet"]
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "reads.parquet"), ROWS)
     about = json.loads((folder / "reads.json").read_text())
-    assert list(about) == ["session", "machine", "commit", "k", "window", "host"]
+    assert list(about) == ["session", "machine", "commit", "lower_cache", "k", "window", "host"]
+    assert about["session"] == folder.name and about["lower_cache"] in ("none", "suspected", "unknown")
     assert (about["k"], about["window"]) == (4, "none") and about["host"]["os"]
+
+
+def test_a_new_measurement_leaves_the_old_rows_where_they_are(unit_35b, tmp_path):
+    for value in (1, 2):
+        publish.publish(tmp_path, "reads", ROWS.assign(ns=value), unit_35b, {})
+    first, second = sorted(tmp_path.glob("*Z"))
+    assert [pd.read_parquet(folder / "reads.parquet").ns.iloc[0] for folder in (first, second)] == [1, 2]
+    assert json.loads((tmp_path / "latest.json").read_text()) == {"session": second.name}
 
 
 def test_a_folder_that_cannot_be_made(unit_35b, tmp_path, refused):

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.schema import FILES
 from edge0.checkpoint.repack import repack
-from experiments.load_cost import measure
+from experiments import budget_agreement, endurance, load_cost, read_cost
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +33,30 @@ def test_a_sessions_columns_are_those_of_the_schema(session, kind):
 
 def test_load_cost_columns_are_those_of_the_schema(unit_35b, tmp_path):
     records = repack(unit_35b, tmp_path / "records").directory
-    rows, _ = measure(unit_35b, records, 1, [0.0, 1.0], 0)
+    rows, _ = load_cost.measure(unit_35b, records, 1, [0.0, 1.0], 0)
     assert FILES["load_cost"].problems(rows) == []
+
+
+def test_prompts_columns_are_those_of_the_schema(unit_35b, tmp_path):
+    command = [sys.executable, "-m", "experiments.prefill_cost", str(unit_35b), str(tmp_path), "--lengths", "5"]
+    command += ["--rounds", "1", "--k", "2", "--ways", "auto", "--conditions", "warm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*/prefill.parquet")
+    assert FILES["prefill"].problems(pd.read_parquet(path)) == []
+
+
+def test_columns_of_a_budgets_loads_are_those_of_the_schema(unit_35b, monkeypatch):
+    monkeypatch.setattr(budget_agreement, "available_ways", lambda path: {"eviction": ""})
+    rows, _ = budget_agreement.measure(unit_35b, 0.5, 30, 60, 0, exponents=[0.0])
+    assert FILES["agreement"].problems(rows) == []
+
+
+def test_columns_of_cold_reads_are_those_of_the_schema(unit_35b):
+    rows, _ = read_cost.measure(unit_35b, 2, 1, 1, 0)
+    assert FILES["reads"].problems(rows) == []
+
+
+def test_columns_of_a_long_life_are_those_of_the_schema(unit_35b, monkeypatch):
+    monkeypatch.setattr(endurance, "EVERY_TOKENS", 2)
+    assert FILES["endurance"].problems(endurance.measure(unit_35b, 2, 4, 2)) == []

@@ -79,10 +79,23 @@ def test_a_folder_that_nobody_touched_for_a_week_is_swept_and_said(tmp_path, say
     assert len(say) == 1 and old.session in say[0]
 
 
-def test_what_a_finished_session_left_over_is_no_session_to_go_on_with(tmp_path, say):
+def test_a_session_that_was_killed_before_it_was_announced_is_announced_and_not_measured_again(tmp_path, say):
     first = begun(tmp_path, {"a": 1}, say)
-    (tmp_path / first.session).mkdir()  # it was published, and killed before it had tidied up
+    (tmp_path / first.session).mkdir()
     with working(tmp_path, {"a": 1}, False, say) as work:
+        assert work.published and work.session == first.session and work.resumed == []
+        assert work.announce() == tmp_path / first.session
+    assert len(say) == 1 and "complete" in say[0]
+    assert json.loads((tmp_path / "latest.json").read_text()) == {"session": first.session}
+    with working(tmp_path, {"a": 1}, False, say) as work:
+        assert not work.published and work.session != first.session
+
+
+@pytest.mark.parametrize(("found", "fresh"), [({"a": 2}, False), ({"a": 1}, True)])
+def test_what_another_finished_session_left_over_is_swept(tmp_path, say, found, fresh):
+    first = begun(tmp_path, {"a": 1}, say)
+    (tmp_path / first.session).mkdir()
+    with working(tmp_path, found, fresh, say) as work:
         assert work.session != first.session and not first.folder.exists()
     assert say == []
 
@@ -97,17 +110,23 @@ def test_a_root_that_cannot_be_written(tmp_path, say, refused):
 def test_identity_knows_options_files_code_machine_and_boot(copy_of, monkeypatch):
     model = copy_of("unit-35b")
     options = SessionOptions(str(model), "unit-35b", ks=(4,))
-    found = identity(options)
-    assert found == identity(options) and json.loads(json.dumps(found)) == found
-    assert identity(dataclasses.replace(options, rounds=9)) != found
+    found = identity(options, "eviction")
+    assert found == identity(options, "eviction") and json.loads(json.dumps(found)) == found
+    assert identity(dataclasses.replace(options, rounds=9), "eviction") != found != identity(options, "cgroup")
+    assert identity(dataclasses.replace(options, run_timeout_s=9), "eviction") == found
+    host = resume.describe_host(model)
+    for name in ("python_version", "mlx_version", "mlx_lm_version", "numpy_version"):
+        with monkeypatch.context() as patch:
+            patch.setattr(resume, "describe_host", lambda place, name=name: host | {name: "0"})
+            assert identity(options, "eviction") != found
     for name, value in (("_code", "other"), ("_boot", "other"), ("machine_id", "other")):
         with monkeypatch.context() as patch:
             patch.setattr(resume, name, lambda value=value: value)
-            assert identity(options) != found
+            assert identity(options, "eviction") != found
     os.utime(next(model.glob("*.safetensors")), (1, 1))
-    assert identity(options) != found
+    assert identity(options, "eviction") != found
     trace = model / "config.json"
-    assert str(trace) in str(identity(dataclasses.replace(options, trace=str(trace)))["checkpoint"])
+    assert str(trace) in str(identity(dataclasses.replace(options, trace=str(trace)), "eviction")["checkpoint"])
 
 
 def finished(root, stamp, **about):

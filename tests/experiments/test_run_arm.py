@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, ROUTE, SAMPLE, LoadRecord, Recorder
+from experiments import run_arm
 from experiments.arms import ARMS
 from experiments.conditions import Condition
 from experiments.decoders import way_of
@@ -43,6 +46,7 @@ def test_windows_agree_within_their_own_scatter_or_a_trifle(before, after, alike
 def row(**changes):
     quiet = {
         "fault_window": "none",
+        "reader": "willneed",
         "dropped": 0,
         "steady": True,
         "warmup_steps": 12,
@@ -75,6 +79,7 @@ def loads(cold_share):
         ("budget:0.5", {"steady": False}, 0.5, False, "no steady state after 12"),
         ("budget:0.5", {}, 0.5, True, "swapped"),
         ("budget:0.5", {"foreign_device_bytes": GIB}, 0.5, False, "other processes read"),
+        ("budget:0.5", {"foreign_device_bytes": None}, 0.5, False, None),
     ],
 )
 def test_each_reason_that_makes_a_run_void(condition, changes, cold_share, swapped, reason):
@@ -89,6 +94,40 @@ def test_a_run_without_probes_is_judged_by_what_stayed_cached():
     unseen = loads(0).assign(cold_bytes=-1)
     assert list(void_reasons(row(cached_after_bytes=0), unseen, Condition.parse("cold"), False)) == []
     assert list(void_reasons(row(), unseen, Condition.parse("cold"), False)) != []
+
+
+@pytest.mark.parametrize(
+    ("cached", "reader", "void"),
+    [(85, "willneed", False), (83, "willneed", True), (83, "direct", False)],  # 16 MiB of slack below 100
+)
+def test_a_budget_whose_pages_were_taken_away_is_void(cached, reader, void):
+    found = row(cached_after_bytes=cached << 20, reader=reader)
+    reasons = list(void_reasons(found, loads(0.5), Condition.parse("budget:0.5"), False, 100 << 20))
+    assert len(reasons) == void and all("somebody else took pages away" in reason for reason in reasons)
+
+
+def test_foreign_reads_are_those_of_the_checkpoints_disk(monkeypatch):
+    counters = {"dm-0": SimpleNamespace(read_bytes=7), "sda": SimpleNamespace(read_bytes=9)}
+    asked = []
+
+    def disk_io_counters(perdisk, nowrap):
+        asked.append(perdisk)
+        return counters
+
+    monkeypatch.setattr(run_arm.psutil, "disk_io_counters", disk_io_counters)
+    assert run_arm._device_reads("dm-0") == 7 and run_arm._device_reads("sdb") is run_arm._device_reads(None) is None
+    assert asked == [True] * 3
+
+
+def test_a_step_has_the_device_bytes_of_its_process_where_loads_have_none_of_their_own():
+    recorder = Recorder(rows=True)
+    recorder.loads.append(LoadRecord(0, 1, 0, "demand", 1000, 9, 0, device_bytes=-1))
+    loads = load_rows(recorder, "x", ())
+    (step,) = step_rows(recorder, loads, 0, [StepTime(1, 1, 5, 4096)], ()).to_dict("records")
+    assert (step["hits"], step["device_bytes"]) == (5, 4096)
+    recorder.loads[0].device_bytes = 512
+    (step,) = step_rows(recorder, load_rows(recorder, "x", ()), 0, [StepTime(1, 1, 5)], ()).to_dict("records")
+    assert step["device_bytes"] == 512
 
 
 def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
@@ -110,7 +149,7 @@ def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
     recorder.loads.append(LoadRecord(7, 2, 5, "prefetch", 1000, 9, 0, 15, 40))  # nobody looked
     loads = load_rows(recorder, "x", predicted=(2,))
     loads["step"] -= 7
-    (step,) = step_rows(recorder, loads, 7, [StepTime(10 * ms, 15 * ms)], (2,)).to_dict("records")
+    (step,) = step_rows(recorder, loads, 7, [StepTime(10 * ms, 15 * ms, 3)], (2,)).to_dict("records")
     assert (step["step_ms"], step["wait_ms"], step["cpu_ms"]) == (9, 3, 15)
     assert (step["wait_predicted_ms"], step["wait_gate_ms"]) == (1, 2)
     assert (step["route_ms"], step["launch_ms"], step["evaluate_ms"], step["sample_ms"]) == (2, 0.5, 0.75, 0.25)
@@ -125,6 +164,7 @@ def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
     [
         ("ondemand", ("willneed", "readers", "bank", 3)),
         ("prerouter-mmap", ("mmap", "engine", "stack", 1)),
+        ("prerouter-stack", ("willneed", "engine", "stack", 1)),
         ("resident", ("none", "none", "none", 1)),
     ],
 )

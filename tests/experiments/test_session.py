@@ -15,7 +15,7 @@ from rich.console import Console
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.tiers import read_config
 from edge0.trace import generate
-from experiments import preflight, processes
+from experiments import preflight, processes, run_arm
 from experiments import session as module
 from experiments.gather import text_health
 from experiments.options import SessionOptions
@@ -31,6 +31,20 @@ def test_outputs_that_differ_between_alike_arms_make_a_run_void():
     void_where_outputs_differ(rows)
     assert [r["void"] for r in rows] == [False, False, False, True]
     assert "prerouter" in rows[3]["void_reason"]
+
+
+def test_stock_mlx_lm_is_held_to_ondemand_at_its_own_k_alone_and_never_the_measure():
+    def row(arm, k, output):
+        return {"arm": arm, "k": k, "output_hash": output, "void": False, "void_reason": ""}
+
+    def voided(*rows, resident_k=8):
+        void_where_outputs_differ(list(rows), resident_k)
+        return [r["void"] for r in rows]
+
+    assert voided(row("resident", 8, "b"), row("ondemand", 8, "a")) == [True, False]
+    assert voided(row("resident", 8, "a"), row("ondemand", 8, "a")) == [False, False]
+    assert voided(row("resident", 4, "b"), row("ondemand", 4, "a")) == [False, False]
+    assert voided(row("resident", 8, "b"), row("ondemand", 8, "a"), resident_k=None) == [False, False]
 
 
 def test_text_health_finds_the_period_of_a_loop():
@@ -155,6 +169,25 @@ def test_a_run_that_fails_is_void_with_its_reason(copy_of):
     assert len(steps) == 2 and len(loads)
 
 
+@pytest.mark.parametrize("arm", ["prerouter", "prerouter-stack", "resident"])
+def test_every_load_that_was_asked_for_has_its_row_and_hits_are_those_of_the_recorder(unit_35b, monkeypatch, arm):
+    made = []
+
+    def decoder(*parts):
+        made.append(make(*parts))
+        return made[-1]
+
+    make = run_arm._decoder
+    monkeypatch.setattr(run_arm, "_decoder", decoder)
+    _, steps, loads = measure(spec_of(unit_35b, arm=arm, reader_threads=2))
+    totals = made[0].recorder.totals
+    assert len(loads) == totals.loads and (len(loads) > 0) == (arm != "resident")
+    if arm == "resident":
+        assert steps.hits.isna().all()
+    else:
+        assert 0 < steps.hits.sum() <= totals.hits
+
+
 @pytest.mark.parametrize("arm", ["ondemand", "prerouter", "ondemand-mmap"])
 def test_a_run_replays_the_routes_of_a_trace(unit_35b, tmp_path, arm):
     config = read_config(unit_35b)
@@ -176,10 +209,10 @@ def test_a_run_replays_the_routes_of_a_trace(unit_35b, tmp_path, arm):
 def test_a_run_that_its_memory_limit_kills_is_void_and_the_session_goes_on(unit_35b, tmp_path, monkeypatch):
     """Where no group can be made, the limit is played; the rows are those of real runs."""
 
-    def run(arguments, what, limit_bytes):
+    def run(arguments, what, limit_bytes, timeout_s):
         if "resident" in what:
             raise Edge0Error(ErrorKind.MEMORY_TOO_SMALL, f"{what} was killed by its limit of {limit_bytes} bytes")
-        processes.run_python(arguments, what)
+        processes.run_python(arguments, what, timeout_s)
 
     monkeypatch.setattr(module, "run_python_limited", run)
     monkeypatch.setattr(preflight, "limited_command", lambda limit_bytes: nullcontext())

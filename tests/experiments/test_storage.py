@@ -63,8 +63,8 @@ def test_a_short_read_is_no_result(file, refused):
     descriptor = os.open(file, os.O_RDONLY)
     try:
         view = memoryview(bytearray(8192))
-        call = lambda: storage._read(descriptor, FILE_BYTES - 4096, view, False)  # noqa: E731
-        refused(ErrorKind.READ_FAILED, call, "short read", 8192, 4096)
+        call = lambda: storage._read(file, descriptor, FILE_BYTES - 4096, view)  # noqa: E731
+        refused(ErrorKind.READ_FAILED, call, file, "short read", 8192, 4096)
     finally:
         os.close(descriptor)
 

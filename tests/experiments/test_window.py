@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 
 from experiments import window
-from experiments.window import fault_window
+from experiments.window import fault_window, put_back
 
 
 @pytest.fixture
 def knob(tmp_path, monkeypatch):
-    path = tmp_path / "read_ahead_kb"
+    path = tmp_path / "254:0" / "read_ahead_kb"
+    path.parent.mkdir()
     monkeypatch.setattr(window, "_knob", lambda checkpoint: path)
+    monkeypatch.setattr(window, "NOTES", tmp_path)
     return path
+
+
+def noted(knob):
+    return [path for path in knob.parent.parent.iterdir() if path.is_file()]
 
 
 def test_a_small_window_is_left_alone(knob):
@@ -24,9 +30,30 @@ def test_a_small_window_is_left_alone(knob):
 def test_a_wide_window_is_lowered_and_put_back_even_after_an_error(knob):
     knob.write_text("8192\n")
     with pytest.raises(RuntimeError), fault_window([knob]) as way:
-        assert way == "lowered" and knob.read_text() == "128"
+        assert way == "lowered" and knob.read_text() == "128" and len(noted(knob)) == 1
         raise RuntimeError
-    assert knob.read_text() == "8192\n"
+    assert knob.read_text() == "8192\n" and noted(knob) == []
+
+
+def test_what_a_killed_process_left_lowered_is_put_back_by_whoever_comes_next(knob):
+    def killed():
+        knob.write_text("8192\n")
+        left = fault_window([knob])
+        left.__enter__()
+        assert knob.read_text() == "128"
+        return left
+
+    left = killed()
+    put_back([knob])
+    assert knob.read_text() == "8192\n" and noted(knob) == []
+    left = [left, killed()]  # kept, or it would tidy up
+    with fault_window([knob]) as way:
+        assert way == "lowered"
+    assert knob.read_text() == "8192\n" and noted(knob) == []
+    left.append(killed())
+    knob.write_text("4096")  # somebody has decided otherwise meanwhile
+    put_back([knob])
+    assert knob.read_text() == "4096" and noted(knob) == []
 
 
 def test_a_wide_window_that_may_not_be_changed_is_reported(knob, monkeypatch):

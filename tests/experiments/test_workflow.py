@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MEASURING = ("_session", "fit_loads", "bench_reads", "engine_prefill", "engine_endurance", "tab1_prefill")
+STAMP = "20260202T000000Z"
+# Rules that measure, but for those that are never asked to measure less: recorded routes, counts.
+MEASURING = (
+    *("_session", "fit_loads", "budgets_loads", "bench_reads"),
+    *("engine_prefill", "engine_endurance", "tab1_prefill", "math_residual"),
+)
+BOX = ("--config", "machine=box", "tier=unit-35b", "tab1_tiers=[unit-35b]", "ks=[8]")
+TIER = "results/box/unit-35b"
+OWN_ROWS = ("fit", "budgets", "bench", "engine", "tab1", "math")  # targets with rows that are of no session
+# What stands in place of finished measurements: folder of sessions to the file that a finished one has.
+FINISHED = {
+    **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB", "resident/sessions/free")},
+    **{f"{TIER}/predict/sessions/{part}": "session.json" for part in ("compute", "loads", "cold")},
+    f"{TIER}/fit/sessions": "loads.json",
+    f"{TIER}/budgets/sessions": "agreement.json",
+    "results/box/bench/sessions/reads": "reads.json",
+    "results/box/engine/sessions/prefill": "prefill.json",
+    "results/box/engine/sessions/endurance": "endurance.json",
+    "results/box/tab1/sessions/unit-35b/prefill": "prefill.json",
+    "results/box/math/sessions/unit-35b": "residuals.json",
+    "results/box/math/sessions/unit-8b": "residuals.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,4 +77,69 @@ def test_the_slurm_profile_gives_each_session_a_node_of_its_own(workflow):
 def test_ledger_and_report_measure_nothing(workflow, target):
     found = jobs(dry_run(workflow, target, "--config", "tier=unit-35b"))
     assert target in found
-    assert not [rule for rule in found if any(name in rule for name in MEASURING)]
+    assert measuring(found) <= {"math_residual"}  # seconds, and no session
+
+
+@pytest.fixture
+def measured(workflow) -> Iterator[Path]:
+    """The workflow after everything was measured once, and no table made.
+
+    Without latest.json: a dry run cannot know that a rule's parameters changed, so that what measures shows only there.
+    """
+    for folder, document in FINISHED.items():
+        path = workflow / folder / STAMP / document
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    yield workflow
+    shutil.rmtree(workflow / "results" / "box")
+
+
+def measuring(found: dict[str, str]) -> set[str]:
+    return {rule for rule in found if any(name in rule for name in MEASURING)}
+
+
+@pytest.mark.parametrize("target", ["tab4", "memory", "predict", "fig3"])
+def test_tables_of_other_targets_rows_do_not_measure_them_again(measured, target):
+    found = jobs(dry_run(measured, target, *BOX))
+    assert f"{TIER}/tab3/sessions/{STAMP}/session.json" in found[f"{target.replace('fig3', 'fit')}_table"]
+    assert measuring(found) <= {"fit_loads", "predict_session"} and "tab3_table" not in found
+    assert ("fit_loads" in found) == (target in ("fit", "fig3"))
+
+
+def test_in_one_call_with_table_3_they_wait_for_its_new_session(measured):
+    found = jobs(dry_run(measured, "tab3", "tab4", "memory", "fit", *BOX))
+    assert "tab3_session" in found
+    for table in ("tab3_table", "tab4_table", "memory_table", "fit_table"):
+        assert f"{TIER}/tab3/sessions/latest.json" in found[table]
+        assert f"{STAMP}/session.json" not in found[table]
+    by_file = jobs(dry_run(measured, f"{TIER}/tab3/table.md", "tab4", *BOX))
+    assert "tab3_session" in by_file and f"{STAMP}/session.json" not in by_file["tab4_table"]
+
+
+def test_table_4_of_nothing_measures_table_3_and_a_fit_does_not(workflow):
+    assert measuring(jobs(dry_run(workflow, "tab4", *BOX))) == {"tab3_session"}
+    assert measuring(jobs(dry_run(workflow, "fit", *BOX))) == {"fit_loads"}
+
+
+def test_a_newer_session_of_table_3_makes_the_fits_table_anew(measured):
+    newer = measured / TIER / "tab3/sessions/20260303T000000Z/session.json"
+    newer.parent.mkdir()
+    newer.write_text("{}")
+    assert "20260303T000000Z/session.json" in jobs(dry_run(measured, "fit", *BOX))["fit_table"]
+
+
+def test_without_measuring_rows_are_taken_as_they_are_and_sessions_reused(measured):
+    targets = (*OWN_ROWS, "tab3", "tab4", "predict", "noise", "appxB", "resident")
+    found = jobs(dry_run(measured, *targets, "-p", *BOX, "remeasure=false", "bench_rounds=7", "fit_loads=9"))
+    assert set(targets) <= set(found)
+    for rule in measuring(found):
+        assert rule.endswith("_session") and "--reuse" in found[rule]
+
+
+def test_what_was_asked_for_is_measured_anew_and_old_rows_are_no_output(measured):
+    found = jobs(dry_run(measured, *OWN_ROWS, *BOX))
+    rules = {rule for rule in measuring(found) if not rule.endswith("_session")}
+    assert rules == {rule for rule in MEASURING if rule != "_session"}
+    for rule in rules:
+        (output,) = re.findall(r"output: (.*)", found[rule])
+        assert output.endswith("latest.json") and STAMP not in output

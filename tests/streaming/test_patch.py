@@ -30,8 +30,8 @@ class Opened:
         self.source = PreadSource(self.layout.paths)
         self.recorder = Recorder(rows=True)
         parts = (self.layout, CAPACITY, mx.float32, self.source)
-        self.patch = PatchStore(*parts, self.recorder, ROWS, LAYERS)
-        self.stack = StackStore(*parts, Recorder())
+        self.patch = PatchStore(*parts, self.recorder, True, ROWS, LAYERS)
+        self.stack = StackStore(*parts, Recorder(), False)
 
     def ask(self, layer, experts, purpose=DEMAND):
         lease = self.patch.request(self.layers[layer], np.array(sorted(experts)), purpose)
@@ -197,3 +197,26 @@ def test_two_requests_in_turn_do_not_disturb_each_other(checkpoint):
         for request in both:
             request.release()
         assert all(same_bits(np.stack(mixed), single) for mixed, single in zip(rows, alone, strict=True))
+
+
+@pytest.mark.parametrize("advise", [True, False])
+def test_a_bundles_nine_ranges_are_announced_before_they_are_read(checkpoint, monkeypatch, advise):
+    opened, said = Opened(checkpoint), []
+    monkeypatch.setattr(opened.source, "advise", lambda pieces: said.append(("advise", len(pieces))))
+    read = opened.source.array
+    monkeypatch.setattr(opened.source, "array", lambda piece: said.append("read") or read(piece))
+    store = StackStore(opened.layout, CAPACITY, mx.float32, opened.source, opened.recorder, advise)
+    store.request(opened.layers[0], np.array([4]), DEMAND).wait()
+    assert said == [("advise", 9)] * advise + ["read"] * 9
+    (record,) = opened.recorder.loads
+    assert (record.advise_ns > 0) == advise
+    opened.source.close()
+
+
+@pytest.mark.parametrize(("io", "advised"), [("pread", True), ("mmap", False)])
+def test_an_engine_that_stacks_announces_what_it_reads_explicitly(checkpoints, io, advised):
+    recorder = Recorder(rows=True)
+    options = EngineOptions(k=4, prerouter="off", assembly="stack", io=io)
+    with Engine(checkpoints["unit-35b"], options, recorder) as engine:
+        engine.prefill(engine.new_request(), PROMPT)
+    assert {load.advise_ns > 0 for load in recorder.loads} == {advised}

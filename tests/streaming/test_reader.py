@@ -152,6 +152,16 @@ def test_the_engines_own_reads_have_ended_when_they_were_asked_for_and_are_its_w
     reader.close()
 
 
+def test_ctrl_c_during_one_of_the_engines_own_reads_ends_the_engines_work():
+    class Interrupted(SlowSource):
+        def read(self, piece, memories):
+            raise KeyboardInterrupt
+
+    recorder = Recorder()
+    with pytest.raises(KeyboardInterrupt):
+        EngineReader(Interrupted(), recorder, advise=False).submit(*job(recorder, "x", DEMAND)[:3])
+
+
 def test_looking_at_the_engines_own_reads_is_written_down_apart(source):
     class Observer:
         def before(self, ranges, record):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -110,7 +111,50 @@ def test_git_facts_tell_a_clean_from_a_changed_checkout(monkeypatch):
     answers = {"ls-files": "host.py", "rev-parse": "a" * 40, "status": ""}
     monkeypatch.setattr(host, "_run", lambda *command: answers[command[3]])
     assert host._git() == {"git_commit": "a" * 40, "git_dirty": False}
+    asked = []
+    monkeypatch.setattr(host, "_run", lambda *command: asked.append(command) or answers[command[3]])
     answers["status"] = " M edge0/engine.py"
     assert host._git()["git_dirty"] is True
+    assert ":/edge0" in asked[-1] and not any("results" in word for word in asked[-1])
     answers["ls-files"] = None  # installed elsewhere: some other repository may surround it
     assert host._git() == {"git_commit": None, "git_dirty": None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "dirty"),
+    [
+        ("edge0/telemetry/host.py", True),
+        ("Snakefile", True),
+        ("results/m/table.md", False),
+        ("experiments/machines/m.yaml", False),
+    ],
+)
+def test_only_changed_code_makes_a_checkout_dirty(monkeypatch, tmp_path, changed, dirty):
+    for name in ("edge0/telemetry/host.py", "Snakefile", "results/m/table.md", "experiments/machines/m.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("as committed")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(host, "__file__", str(tmp_path / "edge0/telemetry/host.py"))
+    assert host._git()["git_dirty"] is False
+    (tmp_path / changed).write_text("changed")
+    assert host._git()["git_dirty"] is dirty
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's block-device files")
+def test_a_disk_is_named_as_psutil_names_it_or_not_at_all(tmp_path, monkeypatch):
+    disk = host.disk_of(tmp_path)
+    assert disk is None or disk in psutil.disk_io_counters(perdisk=True, nowrap=False)
+    monkeypatch.setattr(host, "_device_numbers", lambda path, device: ["0:0"])
+    assert host.disk_of(tmp_path) is None
+
+
+def test_a_partition_counts_as_its_disk(tmp_path, monkeypatch):
+    part = tmp_path / "cciss!c0d0" / "cciss!c0d0p1"
+    part.mkdir(parents=True)
+    monkeypatch.setattr(host, "_device_numbers", lambda path, device: ["8:1"])
+    monkeypatch.setattr(host, "Path", lambda *parts: part if "8:1" in str(parts[0]) else Path(*parts))
+    assert host.disk_of(tmp_path) == "cciss/c0d0p1"  # a device of its own, as a logical volume is
+    (part / "partition").touch()
+    assert host.disk_of(tmp_path) == "cciss/c0d0"

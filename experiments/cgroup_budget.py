@@ -39,8 +39,6 @@ class CgroupBudget:
     Raises (constructor): Edge0Error OPTION_INVALID for a smaller budget, PROBE_UNAVAILABLE outside a group of its own.
     """
 
-    method = "cgroup"
-
     def __init__(
         self,
         files: Mapping[Path, FilePages],
