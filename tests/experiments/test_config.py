@@ -20,7 +20,7 @@ def test_shipped_configuration_is_valid_and_fits_the_session():
     assert (workflow.name, workflow.model, workflow.synthesised) == ("mini-35b", "models/mini-35b", True)
     command = parse(["--model", "m", "--tier", "t", "--root", "r", *shlex.split(workflow.session_arguments())])
     options = command.options
-    assert (options.ks, options.rounds, options.condition) == ((2, 4, 8), 3, "budget:0.5")
+    assert (options.ks, options.rounds, options.condition) == ((2, 4, 8), 5, "budget:0.5")
     assert (options.budget_by, options.trace, options.memory_limit_bytes) == ("eviction", None, None)
     assert (str(command.root), command.log, command.fresh, command.reuse) == ("r", None, False, False)
 
