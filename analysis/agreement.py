@@ -22,7 +22,7 @@ from analysis.agreement_figure import save_agreement
 from analysis.claims import Claims, load_claims
 from analysis.findings import compare_rows
 from analysis.lru import simulate
-from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command
+from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
 from analysis.units import DEVICE_TOLERANCE, device_agrees, number, require
 
@@ -253,9 +253,7 @@ def write(agreement: Agreement, claims: Claims, out: Path) -> str:
     text = markdown(agreement, table)
     compared = compare_rows([], claims, agreement.about["session"], "snakemake budgets")
     with publishing(out) as scratch:
-        for name, rows in (("summary", table), ("compare", compared)):
-            rows.to_csv(scratch / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=table, compare=compared)
         save_agreement(agreement.about, table, scratch / "agreement")
     return text
 

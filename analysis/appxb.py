@@ -27,6 +27,7 @@ from analysis.rows import (
     paired,
     publishing,
     run_command,
+    write_tables,
 )
 from analysis.statistics import median_spread
 from analysis.tab3 import header_lines, pairs
@@ -329,13 +330,8 @@ def write(session: Session, claims: Claims, out: Path) -> str:
     text = markdown(session, table, ratios, found)
     words = [f"{row.arm}\n{arm_words(session, row.arm)}" for row in table.itertuples()]
     with publishing(out) as scratch:
-        for name, rows in (
-            ("summary.csv", table),
-            ("pairs.csv", pairs(session, ratios)),
-            ("compare.csv", compare_rows(found, claims, session.name, COMMAND)),
-        ):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        compared = compare_rows(found, claims, session.name, COMMAND)
+        write_tables(scratch, text, summary=table, pairs=pairs(session, ratios), compare=compared)
         save_figure(session, table, words, scratch / "appxB")
     return text
 

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.heading import heading
-from analysis.rows import MIB, Session, markdown_table, pair_ratios, publishing, read_json, run_command
+from analysis.rows import MIB, Session, markdown_table, pair_ratios, publishing, read_json, run_command, write_csv
 from analysis.statistics import Ratio, paired_ratio
 
 BENCH_COLUMNS = "measure value unit ci_low ci_high goal pass commit session note".split()
@@ -221,7 +221,7 @@ def write(paths: Sequence[Path], out: Path, title: str) -> str:
     rows = pd.DataFrame([measure.to_row() for measure in measures], columns=BENCH_COLUMNS)
     rows["pass"] = rows["pass"].map({True: "true", False: "false"})
     with publishing(out) as scratch:
-        rows.to_csv(scratch / "bench.csv", index=False, float_format="%.6g", lineterminator="\n")
+        write_csv(rows, scratch / "bench.csv")
     return markdown(measures, title, out.resolve().parent.name)
 
 

@@ -25,7 +25,7 @@ from analysis.compare_figure import save_figure
 from analysis.heading import guest_cold
 from analysis.machines import MACHINES, RESULTS, Machine, experiment_folders, known_machines, load_machine, read_table
 from analysis.machines import only as only_value
-from analysis.rows import GAIN_PAIRS, markdown_table, publishing, run_command
+from analysis.rows import GAIN_PAIRS, markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Ratio
 from analysis.units import GIB
 
@@ -322,8 +322,7 @@ def write(comparison: Comparison, out: Path) -> str:
     text = markdown(comparison)
     with publishing(out) as scratch:
         rows = pd.DataFrame([asdict(line) for line in comparison.lines])
-        rows.to_csv(scratch / "rows.csv", index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, rows=rows)
         save_figure(comparison.lines, scratch / "compare")
     return text
 

@@ -41,7 +41,6 @@ STEP_PARTS = (
     ("wait_gate_ms_per_step", "wait, gate layers", "#E69F00", "////"),
     ("compute_ms_per_step", "computing", "#E3E3E3", ""),
 )
-GROUP_GAP = 0.7
 # Behind a number, so that no grid line runs through it.
 CLEAR = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
@@ -63,7 +62,7 @@ def save_tab3_figure(session: Session, table: pd.DataFrame, ratios: PairRatios, 
 def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figure:
     """The figure itself. `table` has the columns of summary.csv, sorted by K then arm."""
     caption = caption_lines(session, table)
-    places = _places(table)
+    places = style.places_by_k(table["k"])
     height = 1.3 + 0.27 * (places[-1] + 1) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     speed, steps = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
@@ -78,17 +77,9 @@ def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figu
     _draw_steps(steps, table, places)
     speed.set_ylim(places[-1] + 0.75, -0.75)
     speed.set_yticks(places, table["arm"])
-    for k, rows in table.groupby("k"):
-        middle = sum(places[position] for position in rows.index) / len(rows)
-        speed.text(-0.5, middle, f"K = {k}", transform=speed.get_yaxis_transform(), weight="bold", va="center")
+    style.name_ks(speed, table["k"], places, -0.5)
     style.put_caption(figure, caption)
     return figure
-
-
-def _places(table: pd.DataFrame) -> list[float]:
-    """The height of each row: one apart, with a gap where K changes."""
-    changes = table["k"].ne(table["k"].shift()).cumsum() - 1
-    return [position + GROUP_GAP * change for position, change in enumerate(changes)]
 
 
 def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios, places: list[float]) -> None:

@@ -24,7 +24,7 @@ from analysis.heading import guest_cold
 from analysis.loads import LoadCost, read_load_cost
 from analysis.paper_loads import PaperLoads
 from analysis.regression import Fit
-from analysis.rows import load_session, markdown_table, publishing, run_command
+from analysis.rows import load_session, markdown_table, publishing, run_command, write_tables
 from analysis.units import number
 
 HOW_TO_READ = (
@@ -191,9 +191,7 @@ def write(loads: LoadCost, points: Points | None, claims: Claims, out: Path, lea
     if points is not None:
         tables["points"] = points.rows
     with publishing(out) as scratch:
-        for name, rows in tables.items():
-            rows.to_csv(scratch / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, **tables)
         save_fig3(loads, found, points, paper, scratch / "fig3")
     return text
 

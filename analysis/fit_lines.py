@@ -54,18 +54,7 @@ def summary(loads: LoadCost, found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
             {
                 "way": way,
                 "layout": layout,
-                "a_ms": line.a,
-                "a_low": line.a_low,
-                "a_high": line.a_high,
-                "b_ms": line.b,
-                "b_low": line.b_low,
-                "b_high": line.b_high,
-                "r2": line.r2,
-                "max_residual_ms": line.worst,
-                "bins": len(line.bins),
-                "n": line.n,
-                "cold0_ms": line.warm.measured,
-                "cold1_ms": line.cold.measured,
+                **line.columns(),
                 "mib_per_load": loads.mib_per_load,
                 "residual_share": worst.share,
                 "residual_share_low": worst.low,
@@ -74,7 +63,6 @@ def summary(loads: LoadCost, found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
                 "gib_s_warm": gib / line.warm.measured * 1e3,
                 "gib_s_cold": gib / line.cold.measured * 1e3,
                 "device_over_cold": here["device_bytes"].sum() / cold_pages if way in BUFFERED else math.nan,
-                "left_out": line.left_out,
                 "tier": loads.about.get("tier", ""),
                 "machine": loads.about.get("machine", ""),
                 "session": loads.session,
@@ -85,19 +73,7 @@ def summary(loads: LoadCost, found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
 
 def residual_table(found: dict[tuple[str, str], Fit]) -> pd.DataFrame:
     """One row per bin: what was measured, what the line says, and the difference in ms."""
-    rows = [
-        {
-            "way": way,
-            "layout": layout,
-            "cold": part.cold,
-            "ms": part.ms,
-            "fitted_ms": line.at(part.cold),
-            "residual_ms": residual,
-            "n": part.n,
-        }
-        for (way, layout), line in found.items()
-        for part, residual in zip(line.bins, line.residuals, strict=True)
-    ]
+    rows = [{"way": way, "layout": layout} | row for (way, layout), line in found.items() for row in line.bin_rows()]
     return pd.DataFrame(rows)
 
 

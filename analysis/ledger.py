@@ -28,7 +28,7 @@ import pandas as pd
 from analysis import architecture, source_checks
 from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import LEDGER_COLUMNS, Status, compare_rows, read_compare, value_text
-from analysis.rows import markdown_table, publishing, run_command
+from analysis.rows import markdown_table, publishing, run_command, write_tables
 
 COMMAND = "snakemake claims"
 WORST_FIRST = (
@@ -261,8 +261,7 @@ def write(results: Path, claims: Claims, out: Path, counts: Path | None, targets
     text = markdown(rows, claims, results.name)
     with publishing(out) as scratch:
         table = pd.DataFrame([row.values() for row in rows], columns=LEDGER_COLUMNS)
-        table.to_csv(scratch / "claims.csv", index=False, lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, claims=table)
     return text
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import Finding, Status, compare_rows, value_text
-from analysis.rows import markdown_table, named, publishing, read_json, run_command
+from analysis.rows import markdown_table, named, publishing, read_json, run_command, write_tables
 
 COMMAND = "snakemake math"
 TIME_BUDGET = "about half a minute"
@@ -134,9 +134,7 @@ def write(files: Sequence[Path], claims: Claims, out: Path) -> str:
     text = markdown(table, documents, found)
     session = "+".join(str(document.get("session", "")) for document in documents)
     with publishing(out) as scratch:
-        for name, rows in (("summary.csv", table), ("compare.csv", compare_rows(found, claims, session, COMMAND))):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=table, compare=compare_rows(found, claims, session, COMMAND))
     return text
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,17 @@ from analysis.findings import Finding, Status, absolute, compare_rows
 from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
 from analysis.memory_figure import save_memory_figure
-from analysis.rows import ARMS, GAIN_PAIRS, MIB, Session, load_session, markdown_table, publishing, run_command
+from analysis.rows import (
+    ARMS,
+    GAIN_PAIRS,
+    MIB,
+    Session,
+    load_session,
+    markdown_table,
+    publishing,
+    run_command,
+    write_tables,
+)
 from analysis.source_checks import EXPERT_BYTES
 from analysis.source_paper import Paper
 from analysis.statistics import Difference, Spread, median_spread, paired_difference
@@ -293,15 +302,9 @@ def write(session: Session, claims: Claims, out: Path) -> str:
     """Write every output, all or none; returns the text of table.md. OSError passes."""
     found, table = findings(session, claims), summary(session)
     text = markdown(session, found, claims)
-    outputs: Mapping[str, pd.DataFrame] = {
-        "summary.csv": table,
-        "price.csv": prices(session),
-        "compare.csv": compare_rows(found, claims, session.name, COMMAND),
-    }
+    compared = compare_rows(found, claims, session.name, COMMAND)
     with publishing(out) as scratch:
-        for name, rows in outputs.items():
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=table, price=prices(session), compare=compared)
         save_memory_figure(session, table, scratch / "memory")
     return text
 

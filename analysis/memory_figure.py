@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.rows import Session
 
-GROUP_GAP = 0.7
 # Label, colour, hatch; from the axis outwards.
 PARTS = (
     ("weights and heads", "#0B3C5D", ""),
@@ -49,8 +48,7 @@ def draw_memory(session: Session, table: pd.DataFrame) -> Figure:
     tier, machine = session.all_runs["tier"].iloc[0], session.info.machine or "machine not named"
     about = [machine, tier, f"condition {session.condition}", f"n = {rounds} rounds", f"session {session.name}"]
     caption = style.caption_lines([*about, "medians"])
-    changes = table["k"].ne(table["k"].shift()).cumsum() - 1
-    places = [position + GROUP_GAP * change for position, change in enumerate(changes)]
+    places = style.places_by_k(table["k"])
     height = 1.75 + 0.27 * (places[-1] + 1) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     process, cache = figure.subplots(1, 2, sharey=True, width_ratios=(1.9, 1))
@@ -76,9 +74,7 @@ def draw_memory(session: Session, table: pd.DataFrame) -> Figure:
     process.set_yticks(places, table["arm"])
     cache.tick_params(axis="y", labelleft=False, length=0)
     process.tick_params(axis="y", length=0)
-    for k, rows in table.groupby("k"):
-        middle = sum(places[position] for position in rows.index) / len(rows)
-        process.text(-0.37, middle, f"K = {k}", transform=process.get_yaxis_transform(), weight="bold", va="center")
+    style.name_ks(process, table["k"], places, -0.37)
     for axes, title in ((process, "In the process"), (cache, "In the page cache")):
         style.dress(axes, title)
         axes.set_title(title, loc="left", weight="bold", pad=42)

@@ -20,7 +20,7 @@ import pandas as pd
 from analysis.claims import Claims, load_claims
 from analysis.findings import Finding, Status, absolute, compare_rows
 from analysis.noise_figure import save_noise_figure
-from analysis.rows import Session, load_session, markdown_table, publishing, run_command
+from analysis.rows import Session, load_session, markdown_table, publishing, run_command, write_tables
 from analysis.statistics import (
     Ratio,
     Slope,
@@ -241,9 +241,7 @@ def write(session: Session, roots: Sequence[Path], claims: Claims, out: Path) ->
     compared = compare_rows(findings(session, cell, across, claims), claims, session.name, COMMAND)
     text = markdown(session, cell, table, compared)
     with publishing(out) as scratch:
-        for name, rows in (("summary.csv", table), ("compare.csv", compared)):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=table, compare=compared)
         save_noise_figure(session, cell, scratch / "noise")
     return text
 

@@ -21,7 +21,7 @@ from analysis.figures import ARM_STYLES
 
 BAND = 0.10
 BAND_COLOR = "#D9D9D9"
-GROUP_GAP, ROW_INCHES = 0.7, 0.25
+ROW_INCHES = 0.25
 K_POINTS = 128  # from a panel's axis to the left of the names of its groups
 WORDS = {"m2-16gb": "M2, 16 GB", "m4pro-24gb": "M4 Pro, 24 GB"}
 
@@ -39,7 +39,7 @@ def draw_predict(table: pd.DataFrame, headline: str, papers: Sequence[str]) -> F
     drawn = [_rows(part) for part in (here, paper)]
     lines = style.caption_lines(_caption(here, paper))
     below, above = 0.95 + style.LINE_INCHES * len(lines), 0.85
-    rows = max(1.0, *((_places(part) or [0])[-1] + 1 for part in drawn))
+    rows = max(1.0, *((style.places_by_k(part["k"]) or [0])[-1] + 1 for part in drawn))
     height = above + below + ROW_INCHES * rows + 0.3
     figure = Figure(figsize=(9.2, height))
     panels = figure.subplots(1, 2)
@@ -74,12 +74,6 @@ def _legend(figure: Figure, bottom: float) -> None:
     )
 
 
-def _places(table: pd.DataFrame) -> list[float]:
-    """The height of each row: one apart, with a gap where K changes."""
-    changes = table["k"].ne(table["k"].shift()).cumsum() - 1
-    return [position + GROUP_GAP * change for position, change in enumerate(changes)]
-
-
 def _panel(axes, table: pd.DataFrame, title: str) -> None:
     """Rows by K, then in the order of `ARM_STYLES`."""
     style.dress(axes, title)
@@ -89,7 +83,7 @@ def _panel(axes, table: pd.DataFrame, title: str) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "nothing to compare", ha="center", va="center", transform=axes.transAxes)
         return
-    places = _places(table)
+    places = style.places_by_k(table["k"])
     for place, row in zip(places, table.itertuples(), strict=True):
         middle, arm = row.measured_tok_s, ARM_STYLES[row.arm]
         axes.barh(place, 2 * BAND * middle, 0.74, left=(1 - BAND) * middle, color=BAND_COLOR, linewidth=0)

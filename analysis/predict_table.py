@@ -22,7 +22,7 @@ from analysis.machines import Machine, load_machine
 from analysis.predict_figure import save_predict_figure
 from analysis.predict_here import COLUMNS, Evidence, read_evidence, rows_here
 from analysis.predict_paper import COUNTED, SHARED_LRU, implications, rows_paper, unexplained
-from analysis.rows import markdown_table, publishing
+from analysis.rows import markdown_table, publishing, write_tables
 from analysis.tab3 import header_lines
 from analysis.traces import Trace, load_trace
 from analysis.units import GIB, MIB, number
@@ -275,9 +275,8 @@ def write(
     """Write every output into `out`, all or none. OSError passes."""
     session = here[0].target.name if here else traces[0].name if traces else ""
     with publishing(out) as scratch:
-        table.to_csv(scratch / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-        compare_rows([], claims, session, "snakemake predict").to_csv(scratch / "compare.csv", index=False)
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        compared = compare_rows([], claims, session, "snakemake predict")
+        write_tables(scratch, text, summary=table, compare=compared)
         save_predict_figure(
             table, headline(table, _drifted(here)), [machine.id for machine in papers], scratch / "predict"
         )

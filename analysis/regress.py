@@ -21,7 +21,7 @@ from analysis import regression, style
 from analysis.heading import guest_cold
 from analysis.loads import read_table, require
 from analysis.regression import Fit
-from analysis.rows import MIB, markdown_table, publishing, read_json, run_command
+from analysis.rows import MIB, markdown_table, publishing, read_json, run_command, write_tables
 from analysis.units import GIB, number
 
 SUMMARY_COLUMNS = (
@@ -158,20 +158,8 @@ def summary(rows: pd.DataFrame, found: dict[str, Fit]) -> pd.DataFrame:
     table = [
         {
             "group": group,
-            "a_ms": line.a,
-            "a_low": line.a_low,
-            "a_high": line.a_high,
-            "b_ms": line.b,
-            "b_low": line.b_low,
-            "b_high": line.b_high,
-            "r2": line.r2,
-            "max_residual_ms": line.worst,
-            "bins": len(line.bins),
-            "n": line.n,
-            "cold0_ms": line.warm.measured,
-            "cold1_ms": line.cold.measured,
+            **line.columns(),
             "mib_per_load": rows.loc[rows["group"] == group, "asked_bytes"].median() / MIB,
-            "left_out": line.left_out,
         }
         for group, line in found.items()
     ]
@@ -180,18 +168,7 @@ def summary(rows: pd.DataFrame, found: dict[str, Fit]) -> pd.DataFrame:
 
 def residual_table(found: dict[str, Fit]) -> pd.DataFrame:
     """One row per bin: what was measured, what the line says, and the difference in ms."""
-    rows = [
-        {
-            "group": group,
-            "cold": part.cold,
-            "ms": part.ms,
-            "fitted_ms": line.at(part.cold),
-            "residual_ms": r,
-            "n": part.n,
-        }
-        for group, line in found.items()
-        for part, r in zip(line.bins, line.residuals, strict=True)
-    ]
+    rows = [{"group": group} | row for group, line in found.items() for row in line.bin_rows()]
     return pd.DataFrame(rows)
 
 
@@ -281,9 +258,7 @@ def write(path: Path, columns: Columns, least: int, out: Path) -> str:
     found, why_not = fits(path, rows, least)
     text = markdown(path, rows, found, why_not)
     with publishing(out) as scratch:
-        for name, table in (("summary", summary(rows, found)), ("residuals", residual_table(found))):
-            table.to_csv(scratch / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=summary(rows, found), residuals=residual_table(found))
         with style.drawing("regress"):
             style.save(draw(path, rows, found), scratch / "regress")
     return text

@@ -94,6 +94,31 @@ class Fit:
         """The largest residual, in ms, without its sign."""
         return max(map(abs, self.residuals))
 
+    def columns(self) -> dict[str, float]:
+        """What a table says of the line, by column."""
+        return {
+            "a_ms": self.a,
+            "a_low": self.a_low,
+            "a_high": self.a_high,
+            "b_ms": self.b,
+            "b_low": self.b_low,
+            "b_high": self.b_high,
+            "r2": self.r2,
+            "max_residual_ms": self.worst,
+            "bins": len(self.bins),
+            "n": self.n,
+            "cold0_ms": self.warm.measured,
+            "cold1_ms": self.cold.measured,
+            "left_out": self.left_out,
+        }
+
+    def bin_rows(self) -> list[dict[str, float]]:
+        """One row per bin: what was measured, what the line says, and the difference in ms."""
+        return [
+            {"cold": part.cold, "ms": part.ms, "fitted_ms": self.at(part.cold), "residual_ms": residual, "n": part.n}
+            for part, residual in zip(self.bins, self.residuals, strict=True)
+        ]
+
     def residual_share(self, line_from: float = 0.0, from_cold: float = 0.0) -> ResidualShare:
         """The largest residual over a + b of the line through the bins from cold share `line_from` on.
 

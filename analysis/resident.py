@@ -21,7 +21,17 @@ from analysis.findings import DRIFTED, Finding, Status, absolute, compare_rows, 
 from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
 from analysis.resident_figure import Panel, save_resident_figure
-from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command
+from analysis.rows import (
+    MIB,
+    Session,
+    load_session,
+    markdown_table,
+    paired,
+    publishing,
+    read_json,
+    run_command,
+    write_tables,
+)
 from analysis.statistics import Ratio, median_spread
 from analysis.tab3 import header_lines
 from analysis.units import GIB
@@ -300,9 +310,7 @@ def write(free: Session, limited: Limited, claims: Claims, out: Path) -> str:
     text = markdown(free, limited, [finding for finding, _ in found])
     compare = pd.concat([compare_rows([finding], claims, session, COMMAND) for finding, session in found])
     with publishing(out) as scratch:
-        for name, rows in (("summary.csv", summary(free, limited)), ("compare.csv", compare)):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=summary(free, limited), compare=compare)
         save_resident_figure(panels(free, limited), scratch / "resident")
     return text
 

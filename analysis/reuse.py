@@ -19,7 +19,7 @@ from analysis.claims import Claims, load_claims
 from analysis.findings import Finding, absolute, compare_rows
 from analysis.lru import lru_hits, opt_hits
 from analysis.reuse_figure import save_figure
-from analysis.rows import markdown_table, publishing, run_command
+from analysis.rows import markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
 from analysis.traces import Trace, load_trace, stream
 
@@ -166,12 +166,8 @@ def write(trace: Trace, claims: Claims, out: Path) -> str:
     touched, hits = working_set(trace), hit_rates(trace)
     text = markdown(trace, touched, hits, claims)
     with publishing(out) as scratch:
-        for name, rows in (
-            ("summary.csv", summary(trace, touched, hits)),
-            ("compare.csv", compare_rows(findings(trace, claims), claims, f"trace {trace.name}", COMMAND)),
-        ):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        compared = compare_rows(findings(trace, claims), claims, f"trace {trace.name}", COMMAND)
+        write_tables(scratch, text, summary=summary(trace, touched, hits), compare=compared)
         caption = (
             trace.machine,
             trace.source,

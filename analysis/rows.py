@@ -251,6 +251,18 @@ def publishing(out: Path) -> Iterator[Path]:
             out.rmdir()
 
 
+def write_tables(scratch: Path, text: str, **tables: pd.DataFrame) -> None:
+    """Write table.md and each table as NAME.csv into a folder of `publishing`, alike for every target."""
+    for name, rows in tables.items():
+        write_csv(rows, scratch / f"{name}.csv")
+    (scratch / "table.md").write_text(text, encoding="utf-8")
+
+
+def write_csv(rows: pd.DataFrame, path: Path) -> None:
+    """Rows without their index; numbers to six digits."""
+    rows.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right_from: int | None = None) -> str:
     """A Markdown table; columns from index `right_from` on are aligned right."""
     first = len(header) if right_from is None else right_from

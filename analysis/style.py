@@ -13,6 +13,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -26,6 +27,7 @@ RC = {
     "axes.spines.right": False,
 }
 CAPTION_COLUMNS = 118
+GROUP_GAP = 0.7  # rows
 LINE_INCHES = 0.17  # height of one line of a caption
 
 
@@ -49,6 +51,19 @@ def put_caption(figure: Figure, lines: Sequence[str]) -> None:
     """Write caption lines under the figure; leave 0.12 inch plus `LINE_INCHES` per line for them."""
     place = 0.12 / figure.get_figheight()
     figure.text(0.5, place, "\n".join(lines), ha="center", va="bottom", fontsize=8, color="#333333")
+
+
+def places_by_k(ks: pd.Series) -> list[float]:
+    """The height of each row of a table sorted by K: one apart, with a gap where K changes."""
+    changes = ks.ne(ks.shift()).cumsum() - 1
+    return [position + GROUP_GAP * change for position, change in enumerate(changes)]
+
+
+def name_ks(axes, ks: pd.Series, places: Sequence[float], x: float) -> None:
+    """Write each K beside the middle of its rows, at `x` of the axes' width."""
+    for k, rows in ks.groupby(ks):
+        middle = sum(places[position] for position in rows.index) / len(rows)
+        axes.text(x, middle, f"K = {k}", transform=axes.get_yaxis_transform(), weight="bold", va="center")
 
 
 def dress(axes, title: str) -> None:

@@ -21,7 +21,7 @@ from analysis.claims import Claim, Claims, load_claims
 from analysis.findings import Finding, Status, absolute, compare_rows, value_text
 from analysis.heading import guest_cold, heading
 from analysis.memory_counters import COUNTERS, counter_table
-from analysis.rows import MIB, markdown_table, paired, publishing, run_command
+from analysis.rows import MIB, markdown_table, paired, publishing, run_command, write_tables
 from analysis.statistics import Spread
 from analysis.tab1_figure import save_tab1_figure
 from analysis.tab1_rows import TierRows, load_tiers
@@ -267,14 +267,14 @@ def write(document: Mapping[str, Any], tiers: Mapping[str, TierRows], claims: Cl
     compare = pd.concat([compare_rows([finding], claims, session, COMMAND) for finding, session in found])
     text = markdown(document, tiers, [finding for finding, _ in found])
     with publishing(out) as scratch:
-        for name, rows in (
-            ("summary.csv", summary(tiers)),
-            ("prefill.csv", prefill_summary(tiers)),
-            ("sizes.csv", sizes(document)),
-            ("compare.csv", compare),
-        ):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(
+            scratch,
+            text,
+            summary=summary(tiers),
+            prefill=prefill_summary(tiers),
+            sizes=sizes(document),
+            compare=compare,
+        )
         save_tab1_figure(tiers, scratch / "tab1")
     return text
 

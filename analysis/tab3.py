@@ -32,6 +32,7 @@ from analysis.rows import (
     pair_ratios,
     publishing,
     run_command,
+    write_tables,
 )
 from analysis.spans import Span
 from analysis.statistics import Ratio, cv, median_spread, smallest_visible_effect
@@ -322,13 +323,8 @@ def write(session: Session, claims: Claims, out: Path, other: Session | None = N
     text = markdown(session, table, ratios, claims)
     found = findings(session, table, ratios, claims, other)
     with publishing(out) as scratch:
-        for name, rows in (
-            ("summary.csv", table),
-            ("pairs.csv", pairs(session, ratios)),
-            ("compare.csv", compare_rows(found, claims, session.name, COMMAND)),
-        ):
-            rows.to_csv(scratch / name, index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        compared = compare_rows(found, claims, session.name, COMMAND)
+        write_tables(scratch, text, summary=table, pairs=pairs(session, ratios), compare=compared)
         save_tab3_figure(session, table, ratios, scratch / "tab3")
     return text
 

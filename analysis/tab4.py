@@ -19,7 +19,7 @@ from analysis.claims import Claims, load_claims
 from analysis.findings import Finding, Status, compare_rows
 from analysis.heading import heading
 from analysis.loads import session_loads
-from analysis.rows import ARMS, MIB, Session, load_session, markdown_table, publishing, run_command
+from analysis.rows import ARMS, MIB, Session, load_session, markdown_table, publishing, run_command, write_tables
 from analysis.tab3 import header_lines, per_step
 from analysis.tab4_claims import ADVISED, findings
 from analysis.tab4_figure import save_tab4_figure
@@ -254,9 +254,7 @@ def write(session: Session, claims: Claims, out: Path) -> str:
     text = markdown(session, table, claims)
     compared = compare_rows(findings(session, table, claims), claims, session.name, "snakemake tab4")
     with publishing(out) as scratch:
-        for name, rows in (("summary", table), ("compare", compared)):
-            rows.to_csv(scratch / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-        (scratch / "table.md").write_text(text, encoding="utf-8")
+        write_tables(scratch, text, summary=table, compare=compared)
         save_tab4_figure(session, table, scratch / "tab4")
     return text
 

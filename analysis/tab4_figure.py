@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.rows import Session
 
-GROUP_GAP = 0.7
 EDGE = {"edgecolor": "#222222", "linewidth": 0.6}
 # Summary column, label, colour, hatch.
 VOLUMES = (
@@ -37,8 +36,7 @@ def save_tab4_figure(session: Session, table: pd.DataFrame, stem: Path) -> None:
 def draw_tab4(session: Session, table: pd.DataFrame) -> Figure:
     """`table` has the columns of summary.csv, sorted by K then arm."""
     caption = _caption(session, table)
-    changes = table["k"].ne(table["k"].shift()).cumsum() - 1
-    places = [position + GROUP_GAP * change for position, change in enumerate(changes)]
+    places = style.places_by_k(table["k"])
     height = 1.3 + 0.3 * (places[-1] + 1) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     volume, kinds = figure.subplots(1, 2, sharey=True)
@@ -48,9 +46,7 @@ def draw_tab4(session: Session, table: pd.DataFrame) -> Figure:
     _draw_kinds(kinds, table, places)
     volume.set_ylim(places[-1] + 0.75, -0.75)
     volume.set_yticks(places, table["arm"])
-    for k, rows in table.groupby("k"):
-        middle = sum(places[position] for position in rows.index) / len(rows)
-        volume.text(-0.49, middle, f"K = {k}", transform=volume.get_yaxis_transform(), weight="bold", va="center")
+    style.name_ks(volume, table["k"], places, -0.49)
     style.put_caption(figure, caption)
     return figure
 

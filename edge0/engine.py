@@ -96,7 +96,7 @@ class Engine:
             undo.callback(self.source.close)
             self.source.check(self.layout.identities)
             self.store, self.reader = open_store(
-                options, self.layout, plan.bank_slots, self.dtype, self.source, self.recorder, self.k, len(self.blocks)
+                options, self.layout, plan.bank_slots, self.dtype, self.source, self.recorder, self.k
             )
             undo.pop_all()
         self._closed = False

@@ -18,9 +18,23 @@ BESIDE = ("model", "records", "trace", "run_timeout_s")
 
 def point(root: Path, session: str) -> None:
     """Make `session` the one that latest.json names. OSError passes."""
-    pointer = root / ".latest.partial"
-    pointer.write_text(json.dumps({"session": session}) + "\n")
-    pointer.replace(root / POINTER)
+    write_json(root / POINTER, {"session": session})
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON file, whole or not at all. OSError passes."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none that can be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def reuse(options: SessionOptions, root: Path) -> tuple[Path, str]:
@@ -32,7 +46,7 @@ def reuse(options: SessionOptions, root: Path) -> tuple[Path, str]:
     alike = [
         (path.parent, about)
         for path in sorted(root.glob("[!.]*/session.json"))
-        if (about := _read(path)) is not None
+        if (about := read_json(path)) is not None
         and (about.get("experiment"), about.get("tier")) == (options.experiment, options.tier)
     ]
     if not alike:
@@ -56,11 +70,3 @@ def _differences(options: SessionOptions, about: dict[str, Any]) -> str:
     asked = json.loads(json.dumps(asked))
     keys = [key for key in asked if key in about and key not in BESIDE]
     return ", ".join(f"{key} {about[key]} and not {asked[key]}" for key in keys if about[key] != asked[key])
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None

@@ -27,7 +27,7 @@ from typing import Any
 import edge0
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import describe_host, machine_id
-from experiments.finished import POINTER, point
+from experiments.finished import POINTER, point, read_json, write_json
 from experiments.options import SessionOptions
 from experiments.plan import Run, whole_rounds
 
@@ -165,7 +165,7 @@ def working(root: Path, found: dict[str, Any], fresh: bool, say: Say) -> Iterato
 def _take_up(root: Path, found: dict[str, Any], held: contextlib.ExitStack, say: Say) -> Work | None:
     """The newest session of this identity that was not finished, or not announced, and that no process is writing."""
     for folder in sorted(root.glob(f".*{SUFFIX}"), reverse=True):
-        if _read(folder / MANIFEST).get("identity") != found:
+        if (read_json(folder / MANIFEST) or {}).get("identity") != found:
             continue
         attempt = contextlib.ExitStack()
         try:
@@ -173,7 +173,7 @@ def _take_up(root: Path, found: dict[str, Any], held: contextlib.ExitStack, say:
         except FileNotFoundError:  # finished and removed meanwhile
             continue
         if ours:
-            manifest = _read(folder / MANIFEST)  # nobody ended or removed it meanwhile
+            manifest = read_json(folder / MANIFEST) or {}  # nobody ended or removed it meanwhile
             if manifest.get("identity") == found:
                 held.push(attempt)
                 work = Work(root, _stamp_of(folder), manifest["resumed"])
@@ -181,7 +181,7 @@ def _take_up(root: Path, found: dict[str, Any], held: contextlib.ExitStack, say:
                     say(f"session {work.session} is complete, and was killed before it could say so (--fresh: anew)")
                     return work
                 work.resumed.append(_now())
-                _write(folder / MANIFEST, manifest)
+                write_json(folder / MANIFEST, manifest)
                 say(f"going on with session {work.session}, which was interrupted (--fresh: begin anew)")
                 return work
         attempt.close()
@@ -199,7 +199,7 @@ def _begin(root: Path, found: dict[str, Any], held: contextlib.ExitStack) -> Wor
         except FileExistsError:  # of a session that began in this very second
             time.sleep(0.1)
     held.enter_context(_locked(work.folder))
-    _write(work.folder / MANIFEST, {"identity": found, "resumed": []})
+    write_json(work.folder / MANIFEST, {"identity": found, "resumed": []})
     return work
 
 
@@ -231,20 +231,6 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield ours
     finally:
         os.close(descriptor)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document), encoding="utf-8")
-    partial.replace(path)
 
 
 def _stamp_of(folder: Path) -> str:

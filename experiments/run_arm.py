@@ -37,6 +37,7 @@ from edge0.trace import RouteTrace
 from experiments.arms import find_arm
 from experiments.conditions import Condition, open_budget, prepare
 from experiments.decoders import Decoder, ResidentDecoder, StreamedDecoder, way_of
+from experiments.finished import write_json
 from experiments.observer import CacheObserver
 from experiments.rows import StepTime, load_rows, step_rows
 from experiments.steady import warm_up
@@ -229,9 +230,7 @@ def _digest(tokens: list[int]) -> str:
 
 def write_row(row: dict[str, Any], out: Path) -> None:
     """Write a run's row, its last file: whole or not at all, since it says that the run was finished."""
-    partial = out / f"{row['run_id']}.json.partial"
-    partial.write_text(json.dumps(row))
-    partial.replace(out / f"{row['run_id']}.json")
+    write_json(out / f"{row['run_id']}.json", row)
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from experiments.arms import ARMS
-from experiments.finished import reuse
+from experiments.finished import reuse, write_json
 from experiments.gather import gather
 from experiments.options import Command, SessionOptions, parse
 from experiments.plan import Run, plan
@@ -64,7 +64,7 @@ class Session:
         path = self.work.folder / "about.json"
         if not path.exists():
             state = lower_cache(self.options.model)
-            _write(path, {"lower_cache": state.verdict, "lower_cache_reason": state.reason})
+            write_json(path, {"lower_cache": state.verdict, "lower_cache_reason": state.reason})
         return json.loads(path.read_text())
 
     def _tokens(self) -> list[int]:
@@ -213,12 +213,6 @@ def _obey(command: Command, console: Console) -> None:
     started = time.monotonic()
     folder = run_session(command.options, command.root, console, command.fresh)
     say(console, f"session of {time.monotonic() - started:.0f} s in {folder}")
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document))
-    partial.replace(path)
 
 
 def _writable(path: Path) -> None:

@@ -26,6 +26,7 @@ from edge0.streaming.bank import slot_bytes
 from edge0.streaming.source import DirectSource
 from edge0.tiers import read_config
 
+FILE_BYTES = 300_001  # of the file that the tests of the sources read
 PROMPT = np.random.default_rng(1).integers(0, 512, 20).tolist()
 TOKENS = np.random.default_rng(2).integers(0, 512, 24).tolist()
 

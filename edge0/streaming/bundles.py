@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.streaming.bank import Key
+from edge0.streaming.bank import Key, slot_bytes
 from edge0.streaming.source import Source
 from edge0.telemetry.loads import Recorder
 
@@ -33,6 +33,7 @@ class Bundles:
     ):
         self._layout, self._source, self._recorder, self._dtype = layout, source, recorder, dtype
         self.capacity, self._advise = capacity, advise
+        self.bundle_bytes = slot_bytes(layout.specs, dtype)  # of an expert, in a bundle as in a row of a stack
         self._bundles: OrderedDict[Key, Bundle] = OrderedDict()
 
     def of(self, layer: int, experts: list[int], purpose: str) -> list[Bundle]:

@@ -13,9 +13,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from edge0.checkpoint.layout import ExpertLayout
-from edge0.streaming.bank import slot_bytes
-from edge0.streaming.source import Source
+from edge0.streaming.bundles import Bundles
 from edge0.streaming.stack import StackStore
 from edge0.telemetry.loads import PREFILL, Recorder
 
@@ -30,19 +28,9 @@ class PatchStore(StackStore):
         layers: the model's expert layers; each keeps `rows` rows.
     """
 
-    def __init__(
-        self,
-        layout: ExpertLayout,
-        capacity: int,
-        dtype: mx.Dtype,
-        source: Source,
-        recorder: Recorder,
-        advise: bool,
-        rows: int,
-        layers: int,
-    ):
-        super().__init__(layout, capacity, dtype, source, recorder, advise)
-        self.nbytes += rows * layers * slot_bytes(layout.specs, dtype)
+    def __init__(self, bundles: Bundles, recorder: Recorder, rows: int, layers: int):
+        super().__init__(bundles)
+        self.nbytes += rows * layers * bundles.bundle_bytes
         self._recorder, self._rows = recorder, rows
         self._patched: dict[int, tuple[list[int], list[mx.array]]] = {}  # layer -> the expert of each row, the stacks
 

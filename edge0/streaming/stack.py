@@ -11,11 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from edge0.checkpoint.layout import ExpertLayout
-from edge0.streaming.bank import slot_bytes
 from edge0.streaming.bundles import Bundles, stacked
-from edge0.streaming.source import Source
-from edge0.telemetry.loads import Recorder
 
 
 class StackLease:
@@ -44,20 +40,12 @@ class StackLease:
 
 
 class StackStore:
-    """Stacks anew for every request, out of an LRU of at most `capacity` bundles."""
+    """Stacks anew for every request, out of an LRU of bundles."""
 
-    def __init__(
-        self,
-        layout: ExpertLayout,
-        capacity: int,
-        dtype: mx.Dtype,
-        source: Source,
-        recorder: Recorder,
-        advise: bool,
-    ):
-        self._bundles = Bundles(layout, capacity, dtype, source, recorder, advise)
-        self.capacity = capacity
-        self.nbytes = capacity * slot_bytes(layout.specs, dtype)
+    def __init__(self, bundles: Bundles):
+        self._bundles = bundles
+        self.capacity = bundles.capacity
+        self.nbytes = bundles.capacity * bundles.bundle_bytes
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> StackLease:
         return StackLease(self, layer, experts, purpose)

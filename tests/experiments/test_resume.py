@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pandas as pd
 import psutil
@@ -182,14 +183,23 @@ def started_run(root, number, since_ns=0):
     raise AssertionError(f"run {number} did not start")
 
 
+def arms_of(session):
+    """The processes of a session's arm, which starts a moment after its spec is there."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        if arms := psutil.Process(session.pid).children():
+            return arms
+        time.sleep(0.01)
+    raise AssertionError("no arm was started")
+
+
 def test_a_killed_session_goes_on_without_running_finished_rounds_again(unit_35b, tmp_path):
     root = tmp_path / "sessions"
     killed = subprocess.Popen(command(unit_35b, root), stderr=subprocess.DEVNULL)
     folder = started_run(root, 4)  # in the second of two rounds of three runs
-    arms = psutil.Process(killed.pid).children(recursive=True)
+    arms = arms_of(killed)
     killed.kill()
     killed.wait()
-    assert arms
     _, alive = psutil.wait_procs(arms, timeout=PATIENCE_S)
     assert not alive  # an arm ends with its session
     assert not (root / "latest.json").exists()
@@ -197,7 +207,8 @@ def test_a_killed_session_goes_on_without_running_finished_rounds_again(unit_35b
     assert len(rows) == 3
 
     # Interrupted once more, by Ctrl-C this time.
-    stopped = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
+    listening = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell's `&` makes children deaf
+    stopped = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True, preexec_fn=listening)
     assert started_run(root, 4, since_ns=time.time_ns()) == folder
     stopped.send_signal(signal.SIGINT)
     told = stopped.communicate(timeout=PATIENCE_S)[1]
@@ -226,8 +237,7 @@ def test_an_arm_that_ends_its_session_keeps_the_finished_rounds(unit_35b, tmp_pa
     root = tmp_path / "sessions"
     going = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
     started_run(root, 4)
-    arms = psutil.Process(going.pid).children()
-    for arm in arms:
+    for arm in arms_of(going):
         arm.kill()
     told = going.communicate(timeout=PATIENCE_S)[1]
     assert going.returncode == EXIT_CODE

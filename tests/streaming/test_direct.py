@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import PROMPT, TOKENS, direct_or_skip, engine_logits
+from reference import FILE_BYTES, PROMPT, TOKENS, direct_or_skip, engine_logits
 
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.layout import ByteRange
@@ -18,15 +18,6 @@ from edge0.streaming import source as module
 from edge0.streaming.source import DIRECT_ALIGN, DirectSource
 from edge0.telemetry.loads import Recorder
 from edge0.telemetry.pagecache import FilePages, self_test
-
-SIZE = 300_001
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "model-00001-of-00001.safetensors"
-    path.write_bytes(np.random.default_rng(0).integers(0, 256, SIZE, np.uint8).tobytes())
-    return path
 
 
 @pytest.fixture
@@ -38,11 +29,14 @@ def source(file):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.integers(0, SIZE - 1), st.integers(1, SIZE), st.integers(1, 9), st.sampled_from([DIRECT_ALIGN, 8192, 1 << 20])
+    st.integers(0, FILE_BYTES - 1),
+    st.integers(1, FILE_BYTES),
+    st.integers(1, 9),
+    st.sampled_from([DIRECT_ALIGN, 8192, 1 << 20]),
 )
 def test_any_range_into_any_memories(file, source, offset, nbytes, parts, buffer):
     """Also where one read's buffer does not hold the range."""
-    nbytes = min(nbytes, SIZE - offset)
+    nbytes = min(nbytes, FILE_BYTES - offset)
     memory = bytearray(nbytes)
     cuts = sorted({nbytes * part // parts for part in range(parts + 1)})
     with pytest.MonkeyPatch.context() as patch:

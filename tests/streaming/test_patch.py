@@ -11,6 +11,7 @@ from edge0 import Engine, EngineOptions, ErrorKind
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.streaming.bank import slot_bytes
+from edge0.streaming.bundles import Bundles
 from edge0.streaming.patch import PatchStore
 from edge0.streaming.source import PreadSource, read_failed
 from edge0.streaming.stack import StackStore
@@ -30,8 +31,8 @@ class Opened:
         self.source = PreadSource(self.layout.paths)
         self.recorder = Recorder(rows=True)
         parts = (self.layout, CAPACITY, mx.float32, self.source)
-        self.patch = PatchStore(*parts, self.recorder, True, ROWS, LAYERS)
-        self.stack = StackStore(*parts, Recorder(), False)
+        self.patch = PatchStore(Bundles(*parts, self.recorder, True), self.recorder, ROWS, LAYERS)
+        self.stack = StackStore(Bundles(*parts, Recorder(), False))
 
     def ask(self, layer, experts, purpose=DEMAND):
         lease = self.patch.request(self.layers[layer], np.array(sorted(experts)), purpose)
@@ -205,7 +206,7 @@ def test_a_bundles_nine_ranges_are_announced_before_they_are_read(checkpoint, mo
     monkeypatch.setattr(opened.source, "advise", lambda pieces: said.append(("advise", len(pieces))))
     read = opened.source.array
     monkeypatch.setattr(opened.source, "array", lambda piece: said.append("read") or read(piece))
-    store = StackStore(opened.layout, CAPACITY, mx.float32, opened.source, opened.recorder, advise)
+    store = StackStore(Bundles(opened.layout, CAPACITY, mx.float32, opened.source, opened.recorder, advise))
     store.request(opened.layers[0], np.array([4]), DEMAND).wait()
     assert said == [("advise", 9)] * advise + ["read"] * 9
     (record,) = opened.recorder.loads

@@ -10,19 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import FILE_BYTES
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import ErrorKind
 from edge0.streaming.source import FaultSource, PreadSource
-
-SIZE = 300_001
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "model-00001-of-00001.safetensors"
-    path.write_bytes(np.random.default_rng(0).integers(0, 256, SIZE, np.uint8).tobytes())
-    return path
 
 
 @pytest.fixture
@@ -32,7 +24,7 @@ def source(file):
     source.close()
 
 
-PIECES = [(0, 1), (1, 4095), (4096, 4096), (777, 200_000), (SIZE - 5, 5), (0, SIZE)]
+PIECES = [(0, 1), (1, 4095), (4096, 4096), (777, 200_000), (FILE_BYTES - 5, 5), (0, FILE_BYTES)]
 
 
 @pytest.mark.parametrize("make", [PreadSource, FaultSource, lambda paths: FaultSource(paths, random=True)])
@@ -105,7 +97,7 @@ def test_signals_do_not_disturb_a_read(file, source):
     signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
     try:
         while len(seen) < 50:
-            assert source.array(ByteRange(file, 0, SIZE)).tobytes() == file.read_bytes()
+            assert source.array(ByteRange(file, 0, FILE_BYTES)).tobytes() == file.read_bytes()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -153,7 +145,7 @@ def test_a_file_replaced_after_it_was_opened_is_not_noticed_and_not_mixed(file, 
     """Descriptors are kept: what was opened is what is read."""
     expected = file.read_bytes()[:1000]
     replacement = file.with_suffix(".new")
-    replacement.write_bytes(b"\x00" * SIZE)
+    replacement.write_bytes(b"\x00" * FILE_BYTES)
     replacement.rename(file)
     assert source.array(ByteRange(file, 0, 1000)).tobytes() == expected
 
