@@ -1,8 +1,8 @@
 """Predict tok/s from routes, the cost of a load and the memory of a machine: `python -m analysis.predict [--out DIR]`.
 
-A machine that measured is calibrated, predicted and set beside its session of Table 3; a machine that only the paper
-measured is predicted from its machine file and set beside the paper's rows. Writes summary.csv, compare.csv, table.md
-and the figure, all or none, where a folder is named; prints table.md.
+A machine that measured is calibrated, predicted and set beside a session of Table 3's arms; a machine that only the
+paper measured is predicted from its machine file and set beside the paper's rows. Writes summary.csv, compare.csv,
+table.md and the figure, all or none, where a folder is named; prints table.md.
 """
 
 from __future__ import annotations

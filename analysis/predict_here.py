@@ -1,7 +1,8 @@
-"""Prediction of a machine that can measure: calibrated in sessions of their own, then set beside a session of Table 3.
+"""Prediction of a machine that can measure: calibrated in sessions of their own, then set beside a session of Table 3's
+arms, the target, that was measured in the same stretch of time.
 
 Time of a step besides loads, and what each load adds to it: two warm sessions, one whose bank holds every expert and
-one with the bank of Table 3. Which loads, and how cold: simulated. What a load costs, in two ways: by the line of
+one with the target's bank. Which loads, and how cold: simulated. What a load costs, in two ways: by the line of
 `snakemake fit`, single loads on an idle machine; and by its two ends in the engine, a warm and a cold session, where
 readers share cores, the device and own eviction, and page faults read around into neighbours that are cold too. Nothing
 is taken from the session that is predicted but its tokens' routes and its settings.
@@ -53,22 +54,20 @@ class Evidence:
 def read_evidence(folder: Path) -> Evidence:
     """From results/<machine>/<tier>. Raises ValueError, one line, that names what is missing or does not belong."""
     own = folder / "predict" / "sessions"
-    needed = {"tab3": folder / "tab3/sessions", "predict": own / "compute", "fit": folder / "fit"}
-    for target, place in needed.items():
-        if not (place / ("summary.csv" if target == "fit" else "latest.json")).is_file():
-            raise ValueError(f"{place}: nothing measured yet; run `snakemake {target}` on that machine")
-    target = load_session(needed["tab3"] / "latest.json")
-    compute, loads = (load_session(own / name / "latest.json") for name in ("compute", "loads"))
+    needed = [("predict", own / part / "latest.json") for part in ("target", "compute", "loads")]
+    for name, place in [*needed, ("fit", folder / "fit/summary.csv")]:
+        if not place.is_file():
+            raise ValueError(f"{place.parent}: nothing measured yet; run `snakemake {name}` on that machine")
+    target, compute, loads = (load_session(place) for _, place in needed)
     cold = load_session(own / "cold/latest.json") if (own / "cold/latest.json").is_file() else None
     for session in filter(None, (compute, loads, cold)):
         for what in ("machine", "tier"):
             ours, theirs = getattr(session.info, what), getattr(target.info, what)
             if ours != theirs:
-                raise ValueError(f"session {session.name}: {what}: expected {theirs}, as Table 3 has; found {ours}")
+                raise ValueError(f"session {session.name}: {what}: expected {theirs}, as the target has; found {ours}")
         if session.name == target.name:
             raise ValueError(f"session {session.name}: it is the one to be predicted, and calibrates nothing")
-    name = read_json(needed["tab3"] / "latest.json")["session"]
-    settings = read_json(needed["tab3"] / name / "session.json")
+    settings = read_json(own / "target" / target.name / "session.json")
     if settings.get("trace"):
         raise ValueError(f"session {target.name}: it replays {settings['trace']}; a prediction takes its own routes")
     traces = {}
@@ -76,7 +75,7 @@ def read_evidence(folder: Path) -> Evidence:
         trace = load_trace(path)
         if trace.about.get("source") == "recorded":
             traces["prerouter" if trace.about.get("prerouter") == "route" else "ondemand", trace.k] = trace
-    fit = read_table(needed["fit"] / "summary.csv", FIT_COLUMNS)
+    fit = read_table(folder / "fit/summary.csv", FIT_COLUMNS)
     gain = parallel_gain(str(target.info.machine), int(settings["reader_threads"]))
     return Evidence(folder, target, settings, compute, loads, cold, fit, gain, traces)
 

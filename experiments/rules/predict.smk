@@ -1,7 +1,7 @@
-# Predicted decode speed: calibrated in sessions of its own, beside Table 3's session; then the paper's machines.
+# Predicted decode speed: a session of Table 3's arms, and those that calibrate, measured one after the other because a
+# shared machine's speed changes within the hour; then the paper's machines.
 PREDICT = f"{RESULTS}/predict"
-PREDICT_ROUNDS = min(3, config["rounds"])  # what calibrates needs means, not verdicts
-PREDICT_PARTS = ["compute", "loads", "cold"]
+PREDICT_ROUNDS = min(3, config["rounds"])  # means, not verdicts
 PREDICT_SESSIONS = {
     "compute": WORKFLOW.session_arguments(
         condition="warm", bank=1.0, trace=None, rounds=PREDICT_ROUNDS
@@ -9,6 +9,7 @@ PREDICT_SESSIONS = {
     "loads": WORKFLOW.session_arguments(
         condition="warm", trace=None, rounds=PREDICT_ROUNDS
     ),
+    "target": WORKFLOW.session_arguments(trace=None, rounds=PREDICT_ROUNDS),
     "cold": WORKFLOW.session_arguments(
         condition="cold", trace=None, rounds=PREDICT_ROUNDS
     ),
@@ -34,7 +35,8 @@ rule predict_session:
     log:
         f"{PREDICT}/logs/{{part}}.log",
     wildcard_constraints:
-        part="compute|loads|cold",
+        part="|".join(PREDICT_SESSIONS),
+    priority: 1  # one after the other: nothing between them
     conda:
         "../envs/harness.yaml"
     resources:
@@ -50,12 +52,12 @@ rule predict_session:
         " --experiment predict-{wildcards.part} --root {params.root:q} --log {log:q} {params.session}"
 
 
-# The routes of the very tokens that Table 3 replayed. Routed natively from the second token on, so that those of its
+# The routes of the very tokens that the target session replayed. Routed natively from the second token on, so that those of its
 # prompt are known as well; predicted from the prompt's end on, as its arms are.
 rule predict_traces:
     input:
         model=WORKFLOW.model,
-        session=tab3_session,
+        session=f"{PREDICT}/sessions/target/latest.json",
     output:
         [
             f"{PREDICT}/sessions/traces/{route}-k{k}.safetensors"
@@ -71,7 +73,7 @@ rule predict_traces:
     params:
         python=sys.executable,
         out=subpath(output[0], parent=True),
-        sessions=f"{RESULTS}/tab3/sessions",
+        sessions=subpath(input.session, parent=True),
         ks=WORKFLOW.values["ks"],
         adapter=(
             f"--adapter-k {WORKFLOW.values['adapter_k']}"
@@ -95,9 +97,8 @@ rule predict_table:
     input:
         PREDICT_MACHINE_FILE,
         expand("experiments/machines/{machine}.yaml", machine=PREDICT_MACHINES),
-        expand(f"{PREDICT}/sessions/{{part}}/latest.json", part=PREDICT_PARTS),
+        expand(f"{PREDICT}/sessions/{{part}}/latest.json", part=PREDICT_SESSIONS),
         rules.predict_traces.output,
-        session=tab3_session,
         fit=f"{RESULTS}/fit/summary.csv",
         claims="results/paper/claims.yaml",
     output:

@@ -66,7 +66,7 @@ def session(root, name, loads_per_step, host_ms=0.0, load_ms=3.0, condition="war
 def folder(tmp_path):
     """results/testbox/mini-35b with everything that a prediction reads."""
     home = tmp_path / "results/testbox/mini-35b"
-    session(home / "tab3/sessions", "target", 5, condition="budget:0.25")
+    session(home / "predict/sessions/target", "target", 5, condition="budget:0.25")
     own = home / "predict/sessions"
     session(own / "compute", "compute", 1, host_ms=0.5)
     session(own / "loads", "loads", 11, host_ms=0.5)
@@ -112,13 +112,13 @@ def test_sessions_that_are_equally_cold_do_not_say_what_cold_costs(folder, capsy
 
 def test_the_warm_up_is_repeated_as_often_as_the_session_did(folder):
     assert workload(read_evidence(folder), "prerouter-mmap", 4).repeats == 1
-    session(folder / "tab3/sessions", "target", 5, condition="budget:0.25", warm_ups=4)
+    session(folder / "predict/sessions/target", "target", 5, condition="budget:0.25", warm_ups=4)
     assert workload(read_evidence(folder), "ondemand", 4).repeats == 4
 
 
 def test_the_header_tells_drift_of_every_session_and_what_lies_below_the_cache(folder, capsys):
     for name in ("target", "cold"):
-        place = folder / ("tab3/sessions" if name == "target" else "predict/sessions/cold") / name
+        place = folder / "predict/sessions" / name / name
         info = json.loads((place / "session.json").read_text()) | {"lower_cache": "suspected"}
         (place / "session.json").write_text(json.dumps(info))
     runs = pd.read_parquet(place / "runs.parquet")
@@ -216,7 +216,7 @@ def test_refusals_name_what_is_missing(folder, capsys):
 def test_a_session_does_not_predict_itself(folder, capsys):
     own = folder / "predict/sessions/loads"
     shutil.rmtree(own)
-    shutil.copytree(folder / "tab3/sessions", own)
+    shutil.copytree(folder / "predict/sessions/target", own)
     assert "it is the one to be predicted" in refused(folder, capsys)
 
 
