@@ -1,6 +1,6 @@
 """Whether the ways of keeping a page-cache budget agree: `python -m analysis.agreement INPUT --claims C --out DIR`.
 
-INPUT is the agreement.json that `experiments.budget_agreement` wrote, its rows beside it, or the latest.json. Writes
+INPUT is the agreement.json that `experiments.budgets.agreement` wrote, its rows beside it, or the latest.json. Writes
 summary.csv (a line per stream and way), compare.csv (no rows: the paper says nothing of this), table.md and the figure,
 all or none, and prints table.md. Every way is set against our own eviction, load by load, and against a simulated LRU
 cache.
@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.agreement_figure import save_agreement
-from analysis.claims import Claims, load_claims
-from analysis.findings import compare_rows
 from analysis.lru import simulate
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import compare_rows
 from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
 from analysis.units import DEVICE_TOLERANCE, device_agrees, number, require

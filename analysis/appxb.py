@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.appxb_figure import save_figure
-from analysis.claims import Claims, load_claims
-from analysis.findings import DRIFTED, Finding, Status, absolute, compare_rows, exact, relation
 from analysis.heading import heading
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import DRIFTED, Finding, Status, absolute, compare_rows, exact, relation
 from analysis.rows import (
     MIB,
     PairRatios,

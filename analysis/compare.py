@@ -20,11 +20,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import Claims, load_claims
 from analysis.compare_figure import save_figure
 from analysis.heading import guest_cold
 from analysis.machines import MACHINES, RESULTS, Machine, experiment_folders, known_machines, load_machine, read_table
 from analysis.machines import only as only_value
+from analysis.paper.claims import Claims, load_claims
 from analysis.rows import GAIN_PAIRS, markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Ratio
 from analysis.units import GIB

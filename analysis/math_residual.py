@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import Claim, Claims, load_claims
-from analysis.findings import Finding, Status, compare_rows, value_text
+from analysis.paper.claims import Claim, Claims, load_claims
+from analysis.paper.findings import Finding, Status, compare_rows, value_text
 from analysis.rows import markdown_table, named, publishing, read_json, run_command, write_tables
 
 COMMAND = "snakemake math"

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.claims import Claim, Claims, load_claims
-from analysis.findings import Finding, Status, absolute, compare_rows
 from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
 from analysis.memory_figure import save_memory_figure
+from analysis.paper.claims import Claim, Claims, load_claims
+from analysis.paper.findings import Finding, Status, absolute, compare_rows
+from analysis.paper.source_checks import EXPERT_BYTES
+from analysis.paper.source_paper import Paper
 from analysis.rows import (
     ARMS,
     GAIN_PAIRS,
@@ -30,8 +32,6 @@ from analysis.rows import (
     run_command,
     write_tables,
 )
-from analysis.source_checks import EXPERT_BYTES
-from analysis.source_paper import Paper
 from analysis.statistics import Difference, Spread, median_spread, paired_difference
 from analysis.tab3 import header_lines
 from analysis.units import GIB

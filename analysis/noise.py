@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.claims import Claims, load_claims
-from analysis.findings import Finding, Status, absolute, compare_rows
 from analysis.noise_figure import save_noise_figure
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import Finding, Status, absolute, compare_rows
 from analysis.rows import Session, load_session, markdown_table, publishing, run_command, write_tables
 from analysis.statistics import (
     Ratio,

@@ -16,10 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import Claim, Claims, load_claims
-from analysis.findings import DRIFTED, Finding, Status, absolute, compare_rows, relation, value_text
 from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
+from analysis.paper.claims import Claim, Claims, load_claims
+from analysis.paper.findings import DRIFTED, Finding, Status, absolute, compare_rows, relation, value_text
 from analysis.resident_figure import Panel, save_resident_figure
 from analysis.rows import (
     MIB,

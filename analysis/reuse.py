@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.claims import Claims, load_claims
-from analysis.findings import Finding, absolute, compare_rows
 from analysis.lru import lru_hits, opt_hits
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import Finding, absolute, compare_rows
 from analysis.reuse_figure import save_figure
 from analysis.rows import markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Difference, batch_mean

@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import architecture
-from analysis.claims import Claim, Claims, load_claims
-from analysis.findings import Finding, Status, absolute, compare_rows, value_text
 from analysis.heading import guest_cold, heading
 from analysis.memory_counters import COUNTERS, counter_table
+from analysis.paper import architecture
+from analysis.paper.claims import Claim, Claims, load_claims
+from analysis.paper.findings import Finding, Status, absolute, compare_rows, value_text
 from analysis.rows import MIB, markdown_table, paired, publishing, run_command, write_tables
 from analysis.statistics import Spread
 from analysis.tab1_figure import save_tab1_figure

@@ -16,10 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import Claims, load_claims
 from analysis.figures import save_tab3_figure
-from analysis.findings import compare_rows
 from analysis.heading import guest_cold, heading
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import compare_rows
+from analysis.paper.spans import Span
 from analysis.rows import (
     ARMS,
     GAIN_PAIRS,
@@ -34,7 +35,6 @@ from analysis.rows import (
     run_command,
     write_tables,
 )
-from analysis.spans import Span
 from analysis.statistics import Ratio, cv, median_spread, smallest_visible_effect
 from analysis.tab3_findings import find_other, findings
 from analysis.units import GIB, number

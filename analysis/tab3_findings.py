@@ -1,9 +1,9 @@
 """What one session of Table 3 says of the paper's `tab3.*` claims, as findings.
 
 Speeds of another machine stand beside the paper's and are not judged. Relations are judged by the rule of
-`analysis.findings`; a session that drifted or a condition outside the claim's regime decides nothing. The one claim
-about two conditions compares the intervals of two sessions, each of which paired its own rounds; rows of two sessions
-never meet.
+`analysis.paper.findings`; a session that drifted or a condition outside the claim's regime decides nothing. The one
+claim about two conditions compares the intervals of two sessions, each of which paired its own rounds; rows of two
+sessions never meet.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import Claim, Claims
-from analysis.findings import DRIFTED, Finding, Status, absolute, relation
+from analysis.paper.claims import Claim, Claims
+from analysis.paper.findings import DRIFTED, Finding, Status, absolute, relation
 from analysis.rows import ARMS, GAIN_PAIRS, PairRatios, Session, load_session, pair_ratios, paired, read_json
 from analysis.statistics import CONFIDENCE, Ratio, median_spread
 

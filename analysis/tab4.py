@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.claims import Claims, load_claims
-from analysis.findings import Finding, Status, compare_rows
 from analysis.heading import heading
 from analysis.loads import session_loads
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import Finding, Status, compare_rows
 from analysis.rows import ARMS, MIB, Session, load_session, markdown_table, publishing, run_command, write_tables
 from analysis.tab3 import header_lines, per_step
 from analysis.tab4_claims import ADVISED, findings

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pandas as pd
 
-from analysis.claims import Claim, Claims, Stated
-from analysis.findings import DRIFTED, Finding, Status, absolute, relation
+from analysis.paper.claims import Claim, Claims, Stated
+from analysis.paper.findings import DRIFTED, Finding, Status, absolute, relation
+from analysis.paper.source_checks import ONE_EXPERT
+from analysis.paper.source_paper import KS, Paper
+from analysis.paper.spans import Span
 from analysis.rows import ARMS, GAIN_PAIRS, MIB, Session, paired
-from analysis.source_checks import ONE_EXPERT
-from analysis.source_paper import KS, Paper
-from analysis.spans import Span
 from analysis.statistics import CONFIDENCE, Ratio, median_spread
 
 # Arms that tell the kernel of a load's ranges before they read them, so that the device delivers what was cold.
@@ -157,7 +157,7 @@ def _shape(claim: Claim, session: Session, paper: Paper) -> list[Finding]:
 
 
 def _part(claim: Claim, ratio: Ratio, words: str, blocked: str, **about) -> Finding:
-    """`analysis.findings.relation` with the part's words before its reason."""
+    """`analysis.paper.findings.relation` with the part's words before its reason."""
     found = relation(claim, [ratio], str(ratio), blocked=blocked, **about)
     return found if blocked else replace(found, why=f"{words}: {found.why}")
 

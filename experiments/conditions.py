@@ -1,8 +1,8 @@
 """Page-cache conditions of a run: cold, warm, or a byte budget, each brought about and then verified by probe.
 
 A budget is what a smaller machine would leave for the checkpoint. It is kept by eviction, by a memory cgroup that the
-process was started in (`experiments.cgroups`), or by a balloon; which of them works on a machine,
-`experiments.budget_methods` tries out.
+process was started in (`experiments.budgets.cgroups`), or by a balloon; which of them works on a machine,
+`experiments.budgets.methods` tries out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import FilePages
-from experiments.balloon_budget import BalloonBudget
-from experiments.budget import Budget, ranges_of
-from experiments.cgroup_budget import CgroupBudget
-from experiments.eviction import CacheBudget
+from experiments.budgets.balloon_budget import BalloonBudget
+from experiments.budgets.budget import Budget, ranges_of
+from experiments.budgets.cgroup_budget import CgroupBudget
+from experiments.budgets.eviction import CacheBudget
 
 BUDGET_BY = {"eviction": CacheBudget, "cgroup": CgroupBudget, "balloon": BalloonBudget}
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}  # largest first
@@ -83,7 +83,7 @@ class Condition:
 
 def open_budget(by: str, files: Mapping[Path, FilePages], budget_bytes: int, layout: ExpertLayout) -> Budget:
     """The budget of a run over a checkpoint's experts. `by`: "eviction", "cgroup" in a process that was started behind
-    the prefix of `experiments.cgroups.limited_command`, or "balloon" on macOS.
+    the prefix of `experiments.budgets.cgroups.limited_command`, or "balloon" on macOS.
 
     Raises:
         Edge0Error: OPTION_INVALID for another way or a size that it cannot keep; PROBE_UNAVAILABLE where it has no

@@ -15,7 +15,7 @@ from pathlib import Path
 from edge0.checkpoint.layout import ByteRange
 from edge0.telemetry.loads import WHOLE, LoadRecord
 from edge0.telemetry.pagecache import DARWIN, FilePages, Range, page_spans, thread_device_bytes
-from experiments.budget import Budget
+from experiments.budgets.budget import Budget
 
 
 class CacheObserver:

@@ -14,9 +14,9 @@ from edge0.prerouter.schedule import Schedule
 from edge0.tiers import ModelConfig
 from edge0.trace import RouteTrace
 from experiments.arms import ARMS, find_arm
-from experiments.budget_methods import budget_methods, eviction_method
-from experiments.cgroup_budget import MIN_BUDGET_BYTES
-from experiments.cgroups import limited_command
+from experiments.budgets.cgroup_budget import MIN_BUDGET_BYTES
+from experiments.budgets.cgroups import limited_command
+from experiments.budgets.methods import budget_methods, eviction_method
 from experiments.conditions import Condition
 from experiments.options import BUDGET_WAYS, SessionOptions
 from experiments.window import put_back

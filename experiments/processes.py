@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from experiments.cgroups import limited_command
+from experiments.budgets.cgroups import limited_command
 
 RUN_TIMEOUT_S = 1800
 

@@ -18,7 +18,7 @@ from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.pagecache import UNAVAILABLE, FilePages, self_test
 from experiments.finished import point
-from experiments.storage import lower_cache
+from experiments.host.storage import lower_cache
 
 STAMP = re.compile(r"\d{8}T\d{6}Z")  # a session's name
 

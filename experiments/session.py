@@ -25,13 +25,13 @@ from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from experiments.arms import ARMS
 from experiments.finished import reuse, write_json
 from experiments.gather import gather
+from experiments.host.storage import lower_cache
 from experiments.options import Command, SessionOptions, parse
 from experiments.plan import Run, plan
 from experiments.preflight import Ready, bank_slots, preflight
 from experiments.processes import run_python, run_python_limited
 from experiments.resume import Work, identity, working
 from experiments.run_arm import RunSpec, failed, write_row
-from experiments.storage import lower_cache
 
 INTERRUPTED = 130
 

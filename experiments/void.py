@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.arms import ARMS
-from experiments.budget import slack_bytes
+from experiments.budgets.budget import slack_bytes
 from experiments.conditions import Condition
 
 FOREIGN_SHARE, FOREIGN_BYTES = 0.25, 64 << 20  # reads of others that make a run void

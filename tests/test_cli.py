@@ -97,7 +97,7 @@ def test_the_command_line_imports_nothing_that_draws_or_tabulates():
     program = "import sys, edge0.cli as cli; cli.command_parser(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
-    assert {"experiments.doctor", "analysis.predict"} <= modules
+    assert {"experiments.host.doctor", "analysis.prediction.command"} <= modules
     assert not modules & {"pandas", "matplotlib", "scipy", "pyarrow", "mlx.core", "transformers"}
 
 

@@ -26,7 +26,7 @@ rule budgets_loads:
         seed=config["seed"],
         started=STARTED,
     shell:
-        "{params.python} -m experiments.budget_agreement {input.model:q} {params.out:q} --tier {params.name:q}"
+        "{params.python} -m experiments.budgets.agreement {input.model:q} {params.out:q} --tier {params.name:q}"
         " --share {params.share} --loads {params.loads} --seed {params.seed} > {log:q}"
 
 

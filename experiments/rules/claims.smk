@@ -47,7 +47,7 @@ rule claims_table:
         ),
         targets=lambda wildcards: [rule.name for rule in workflow.rules],
     shell:
-        "{params.python} -m analysis.ledger {params.results:q} --claims {input.claims:q} --counts {input.counts:q}"
+        "{params.python} -m analysis.paper.ledger {params.results:q} --claims {input.claims:q} --counts {input.counts:q}"
         " --targets {params.targets} --out {params.out:q} > {log:q}"
 
 
@@ -65,4 +65,4 @@ rule claims:
         strict="yes" if WORKFLOW.values.get("strict") else "no",
     shell:
         "cat {input.table} | tee {log}; if [ {params.strict} = yes ]; then"
-        " {params.python} -m analysis.strict {input.rows:q} | tee -a {log}; fi"
+        " {params.python} -m analysis.paper.strict {input.rows:q} | tee -a {log}; fi"

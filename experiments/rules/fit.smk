@@ -63,7 +63,7 @@ rule fit_table:
         ),
         least=f"--least {min(30, int(config['fit_loads']))}",
     shell:
-        "{params.python} -m analysis.fit {input.rows:q} --claims {input.claims:q} {params.session} {params.least}"
+        "{params.python} -m analysis.fit.table {input.rows:q} --claims {input.claims:q} {params.session} {params.least}"
         " --out {params.out:q} > {log:q}"
 
 
@@ -110,7 +110,7 @@ rule regress_table:
         out=subpath(output.table, parent=True),
         options=config.get("regress_options") or "",
     shell:
-        "{params.python} -m analysis.regress {input:q} {params.options} --out {params.out:q} > {log:q}"
+        "{params.python} -m analysis.fit.regress {input:q} {params.options} --out {params.out:q} > {log:q}"
 
 
 rule regress:

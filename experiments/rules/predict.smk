@@ -119,7 +119,7 @@ rule predict_table:
         name=WORKFLOW.name,
         out=subpath(output.table, parent=True),
     shell:
-        "{params.python} -m analysis.predict --machine {params.machines:q} --tier {params.name:q}"
+        "{params.python} -m analysis.prediction.command --machine {params.machines:q} --tier {params.name:q}"
         " --claims {input.claims:q} --out {params.out:q} > {log:q}"
 
 

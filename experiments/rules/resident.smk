@@ -63,7 +63,7 @@ rule resident_limited_session:
         started=STARTED,
     shell:
         # Where no limit can be enforced, limit.json says why and there is no session.
-        "limit=$({params.python} -m experiments.memory_limit {input.model:q} {params.share} {output.limit:q} 2> {log:q})"
+        "limit=$({params.python} -m experiments.budgets.memory_limit {input.model:q} {params.share} {output.limit:q} 2> {log:q})"
         " && if [ $limit -gt 0 ]; then"
         " {params.python} -m experiments.session --model {input.model:q} --tier {params.name:q}"
         " --experiment resident-limited --root {params.root:q} --log {log:q} --memory-limit-bytes $limit"

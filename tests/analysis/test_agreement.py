@@ -10,7 +10,7 @@ import pytest
 
 from analysis import agreement
 from analysis.agreement import SUMMARY_COLUMNS, read_agreement, summary
-from analysis.findings import read_compare
+from analysis.paper.findings import read_compare
 
 MIB = 1 << 20
 CLAIMS = Path(__file__).parents[2] / "results/paper/claims.yaml"

@@ -11,8 +11,8 @@ from synthetic import MIB, make_session, tok_s, void_run
 
 from analysis import appxb
 from analysis.appxb_figure import draw
-from analysis.claims import load_claims
-from analysis.findings import LEDGER_COLUMNS, Status, read_compare
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import LEDGER_COLUMNS, Status, read_compare
 from analysis.rows import load_session
 
 CLAIMS = Path(__file__).parents[2] / "results/paper/claims.yaml"

@@ -3,9 +3,9 @@
 import pytest
 from released_counts import CLAIMS, write_counts
 
-from analysis import architecture
-from analysis.claims import load_claims
-from analysis.findings import Status
+from analysis.paper import architecture
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import Status
 
 
 def judged(tmp_path, change=None):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.claims import Stated, load_claims
+from analysis.paper.claims import Stated, load_claims
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
 GOOD = "id: a, value: 1, unit: u, kind: exact, where: w, experiment: e"

@@ -13,10 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from analysis import compare
-from analysis.claims import load_claims
 from analysis.compare import collect, markdown, result_lines
 from analysis.compare_figure import draw
 from analysis.machines import Machine
+from analysis.paper.claims import load_claims
 from analysis.style import RC
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.claims import Stated, load_claims
-from analysis.findings import SYNTHESISED, Status, absolute, relation
+from analysis.paper.claims import Stated, load_claims
+from analysis.paper.findings import SYNTHESISED, Status, absolute, relation
 from analysis.statistics import Ratio, Spread, paired_ratio
 from edge0.tiers import TIERS
 

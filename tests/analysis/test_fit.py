@@ -7,14 +7,14 @@ import pytest
 from synthetic import make_session
 from synthetic_loads import LINES, make_loads
 
-from analysis import fit
-from analysis.claims import load_claims
-from analysis.findings import Status, read_compare
-from analysis.fit_claims import findings
-from analysis.fit_lines import device_verdict, fits, layout_ratios, summary, why_ends_differ
-from analysis.fit_points import session_points
+from analysis.fit import table as fit
+from analysis.fit.claims import findings
+from analysis.fit.lines import device_verdict, fits, layout_ratios, summary, why_ends_differ
+from analysis.fit.paper_loads import PaperLoads
+from analysis.fit.points import session_points
 from analysis.loads import read_load_cost
-from analysis.paper_loads import PaperLoads
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import Status, read_compare
 from analysis.rows import MIB, load_session
 
 CLAIMS = load_claims(Path(__file__).parents[2] / "results" / "paper" / "claims.yaml")

@@ -9,7 +9,9 @@ from released_counts import CLAIMS
 from synthetic import make_session
 from synthetic_loads import make_loads
 
-from analysis import fit, memory, regress, tab3, tab4
+from analysis import memory, tab3, tab4
+from analysis.fit import regress
+from analysis.fit import table as fit
 from analysis.heading import GUEST_COLD, guest_cold, heading
 from analysis.rows import load_session, named
 

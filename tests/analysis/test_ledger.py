@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger, strict
-from analysis.claims import Claims, load_claims
-from analysis.findings import COMPARE_COLUMNS, Finding, Status, absolute, compare_rows, exact
+from analysis.paper import ledger, strict
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import COMPARE_COLUMNS, Finding, Status, absolute, compare_rows, exact
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
 COLUMNS = "id,kind,status,paper,ours,unit,session,command,why"
@@ -56,7 +56,7 @@ def test_one_row_per_claim_in_the_papers_order(claims, tmp_path, capsys):
     assert rows.loc["mem.double_hold", "why"].startswith("no target")
     # What the paper contradicts needs nothing of ours.
     assert rows.loc["tab4.loads.k8", "status"] == Status.CONTRADICTED
-    assert rows.loc["tab4.loads.k8", "command"] == "python -m analysis.source_checks"
+    assert rows.loc["tab4.loads.k8", "command"] == "python -m analysis.paper.source_checks"
 
 
 def test_findings_of_several_tiers_and_places_become_one_row(claims, tmp_path):

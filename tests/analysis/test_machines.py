@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.claims import load_claims
 from analysis.machines import experiment_folders, known_machines, load_machine, only, read_table
+from analysis.paper.claims import load_claims
 
 ROOT = Path(__file__).parents[2]
 FILES, SCHEMA = ROOT / "experiments/machines", ROOT / "experiments/machine.schema.yaml"

@@ -6,7 +6,7 @@ from released_counts import CLAIMS
 from synthetic import MIB, make_session, void_run
 
 from analysis import memory, memory_figure
-from analysis.claims import load_claims
+from analysis.paper.claims import load_claims
 from analysis.rows import load_session
 
 

@@ -15,15 +15,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from safetensors.numpy import save_file
 
-from analysis.claims import load_claims
-from analysis.findings import read_compare
 from analysis.machines import load_machine
-from analysis.predict import main
-from analysis.predict_figure import draw_predict
-from analysis.predict_here import COLUMNS, calibrate, read_evidence, rows_here, workload
-from analysis.predict_paper import implications, paper_row, rows_paper, unexplained
-from analysis.predict_table import headline, parse_size
-from analysis.serving_model import LoadCost
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import read_compare
+from analysis.prediction.command import main
+from analysis.prediction.figure import draw_predict
+from analysis.prediction.here import COLUMNS, calibrate, read_evidence, rows_here, workload
+from analysis.prediction.paper import implications, paper_row, rows_paper, unexplained
+from analysis.prediction.serving_model import LoadCost
+from analysis.prediction.table import headline, parse_size
 from analysis.style import RC
 from analysis.traces import load_trace
 from tests.analysis.synthetic import make_session, row

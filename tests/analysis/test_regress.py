@@ -6,8 +6,8 @@ import pytest
 from synthetic import make_session
 from synthetic_loads import make_loads
 
-from analysis import regress
-from analysis.regress import Columns, read_rows
+from analysis.fit import regress
+from analysis.fit.regress import Columns, read_rows
 
 FILES = {"summary.csv", "residuals.csv", "table.md", "regress.png", "regress.svg"}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.regression import (
+from analysis.fit.regression import (
     NO_BIN,
     first_page_cost,
     fit,

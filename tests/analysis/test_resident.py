@@ -8,7 +8,7 @@ from released_counts import CLAIMS
 from synthetic import make_session
 
 from analysis import resident
-from analysis.claims import load_claims
+from analysis.paper.claims import load_claims
 
 KILLED = "arm resident at K=8 was killed by its limit of 300 bytes (out of memory in its group, exit by SIGKILL)"
 LIMIT = {

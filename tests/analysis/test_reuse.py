@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from analysis.claims import load_claims
-from analysis.findings import read_compare
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import read_compare
 from analysis.reuse import SUMMARY_COLUMNS, adjacent, hit_rates, main, mean_interval, working_set
 from analysis.traces import Trace, load_trace, stream
 

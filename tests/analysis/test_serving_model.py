@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.serving_model import (
+from analysis.prediction.serving_model import (
     Arm,
     Ask,
     Bank,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis import source_checks
-from analysis.claims import Claims, Stated, load_claims
-from analysis.findings import Status
-from analysis.source_checks import KINDS, findings, notes, run_checks, table
-from analysis.source_paper import Outcome
+from analysis.paper import source_checks
+from analysis.paper.claims import Claims, Stated, load_claims
+from analysis.paper.findings import Status
+from analysis.paper.source_checks import KINDS, findings, notes, run_checks, table
+from analysis.paper.source_paper import Outcome
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
 

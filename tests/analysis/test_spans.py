@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.claims import Stated
-from analysis.spans import Span
+from analysis.paper.claims import Stated
+from analysis.paper.spans import Span
 
 positive = st.floats(0.1, 1e3)
 

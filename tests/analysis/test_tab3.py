@@ -8,8 +8,8 @@ import pytest
 from synthetic import ARMS, change_info, make_session, row, set_runs, tok_s, void_run
 
 from analysis import tab3
-from analysis.claims import load_claims
 from analysis.heading import GUEST_COLD
+from analysis.paper.claims import load_claims
 from analysis.rows import load_session, pair_ratios, publishing
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"

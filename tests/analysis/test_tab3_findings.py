@@ -6,8 +6,8 @@ import pandas as pd
 from synthetic import change_info, make_session, row, set_runs
 
 from analysis import tab3
-from analysis.claims import load_claims
-from analysis.findings import COMPARE_COLUMNS, Status, compare_rows, read_compare
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import COMPARE_COLUMNS, Status, compare_rows, read_compare
 from analysis.rows import load_session, pair_ratios
 from analysis.tab3_findings import findings, outside_regime
 

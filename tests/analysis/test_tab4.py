@@ -7,8 +7,8 @@ import pytest
 from synthetic import MIB, make_session, void_run
 
 from analysis import tab3, tab4, tab4_claims
-from analysis.claims import load_claims
-from analysis.findings import Status, read_compare
+from analysis.paper.claims import load_claims
+from analysis.paper.findings import Status, read_compare
 from analysis.rows import load_session
 from analysis.tab4 import device_verdicts, summary
 from analysis.tab4_claims import findings

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from edge0.errors import Edge0Error, ErrorKind
-from experiments import balloon
-from experiments.balloon import Balloon, balloon_bytes, lock_limit_bytes
+from experiments.budgets import balloon
+from experiments.budgets.balloon import Balloon, balloon_bytes, lock_limit_bytes
 
 MIB = 1 << 20
 

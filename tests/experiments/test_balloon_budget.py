@@ -12,11 +12,11 @@ from edge0.errors import ErrorKind
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import FilePages, self_test
 from edge0.tiers import read_config
-from experiments import balloon_budget
-from experiments.balloon_budget import BalloonBudget
+from experiments.budgets import balloon_budget
+from experiments.budgets.balloon_budget import BalloonBudget
+from experiments.budgets.eviction import CacheBudget
 from experiments.conditions import BUDGET_BY, Condition, open_budget, prepare
 from experiments.config import SCHEMA
-from experiments.eviction import CacheBudget
 from experiments.options import BUDGET_WAYS, SessionOptions
 from experiments.preflight import preflight
 

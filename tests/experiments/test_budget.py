@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge0.telemetry.pagecache import PAGE_BYTES, page_spans
-from experiments.budget import Ledger, Records
+from experiments.budgets.budget import Ledger, Records
 
 FILES = (Path("a"), Path("b"))
 RECORDS = 6

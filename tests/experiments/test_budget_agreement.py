@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.pagecache import self_test
-from experiments import budget_agreement, budget_run
-from experiments.budget_agreement import available_ways, measure
-from experiments.budget_methods import MethodReport
-from experiments.budget_run import COLUMNS, MEASURED, START, WARM_UP, BudgetSpec, stream
+from experiments.budgets import agreement as budget_agreement
+from experiments.budgets import run as budget_run
+from experiments.budgets.agreement import available_ways, measure
+from experiments.budgets.methods import MethodReport
+from experiments.budgets.run import COLUMNS, MEASURED, START, WARM_UP, BudgetSpec, stream
 
 RECORDS = 256  # of unit-35b
 

@@ -9,8 +9,8 @@ import pytest
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import UNAVAILABLE, FilePages, ProbeReport, self_test
-from experiments import budget_methods as methods
-from experiments.cgroups import V1, V2, Cgroupfs, Group, limited_command
+from experiments.budgets import methods as methods
+from experiments.budgets.cgroups import V1, V2, Cgroupfs, Group, limited_command
 
 NAMES = ["eviction", V1, V2, "balloon"]
 

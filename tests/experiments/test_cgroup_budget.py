@@ -12,9 +12,9 @@ import pytest
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import FilePages, self_test
-from experiments.cgroup_budget import MIN_BUDGET_BYTES, CgroupBudget
-from experiments.cgroups import Usage, limited_command
-from experiments.eviction import CacheBudget
+from experiments.budgets.cgroup_budget import MIN_BUDGET_BYTES, CgroupBudget
+from experiments.budgets.cgroups import Usage, limited_command
+from experiments.budgets.eviction import CacheBudget
 from experiments.processes import run_python_limited
 
 MIB = 1 << 20
@@ -135,8 +135,8 @@ PROGRAM = """
 import json, os, random, sys, time
 from pathlib import Path
 from edge0.telemetry.pagecache import FilePages, self_test
-from experiments.cgroups import own_group
-from experiments.cgroup_budget import CgroupBudget
+from experiments.budgets.cgroups import own_group
+from experiments.budgets.cgroup_budget import CgroupBudget
 path, record_bytes, budget_bytes = Path({path!r}), {record}, {budget}
 records = [(0, n) for n in range(path.stat().st_size // record_bytes)]
 rng, fd, memory = random.Random(1), os.open(path, os.O_RDONLY), bytearray(record_bytes)

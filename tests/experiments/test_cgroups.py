@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edge0.errors import Edge0Error, ErrorKind
-from experiments import cgroups
-from experiments.cgroups import SCOPE, V1, V2, Cgroupfs, Group, limited_command, own_group, sweep
+from experiments.budgets import cgroups
+from experiments.budgets.cgroups import SCOPE, V1, V2, Cgroupfs, Group, limited_command, own_group, sweep
 
 MIB = 1 << 20
 REPO = Path(__file__).parents[2]
@@ -248,7 +248,7 @@ def possible():
 
 CHILD = """
 import json
-from experiments.cgroups import own_group
+from experiments.budgets.cgroups import own_group
 group = own_group()
 before = group.limit_bytes()
 group.set_limit(64 << 20)
@@ -294,7 +294,7 @@ def test_nothing_is_left_behind_whatever_happens_to_a_child(possible):
 
 
 def test_the_group_of_a_killed_maker_is_swept_by_the_next(possible):
-    program = "from experiments.cgroups import limited_command\nimport time\n" + (
+    program = "from experiments.budgets.cgroups import limited_command\nimport time\n" + (
         "with limited_command() as limited:\n    print(limited.group.folder, flush=True)\n    time.sleep(60)\n"
     )
     maker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPO)

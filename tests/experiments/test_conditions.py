@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import PAGE_BYTES, FilePages, self_test
-from experiments import budget as budget_module
-from experiments import eviction
+from experiments.budgets import budget as budget_module
+from experiments.budgets import eviction
+from experiments.budgets.eviction import CacheBudget
 from experiments.conditions import Condition, prepare
-from experiments.eviction import CacheBudget
 
 MIB = 1 << 20
 LAYERS, EXPERTS, RANGES = 4, 16, 3

@@ -9,7 +9,8 @@ import pytest
 from edge0.checkpoint.repack import repack
 from edge0.errors import ErrorKind
 from edge0.tiers import find_tier
-from experiments import architecture, memory_limit
+from experiments import architecture
+from experiments.budgets import memory_limit
 
 PUBLISHED = {  # parameters, bytes of tensors, heads, predicted layers, bytes of one expert
     "shape-35b": (34_660_610_688, 19_508_787_456, 33, 32, 1_769_472),

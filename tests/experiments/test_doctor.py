@@ -11,9 +11,9 @@ import yaml
 from edge0.errors import ErrorKind
 from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.pagecache import ProbeReport
-from experiments import doctor, examination, machine_file
-from experiments.budget_methods import MethodReport
-from experiments.machine_file import MACHINES, check, device_kind, without_paths, write
+from experiments.budgets.methods import MethodReport
+from experiments.host import doctor, examination, machine_file
+from experiments.host.machine_file import MACHINES, check, device_kind, without_paths, write
 
 WORKS = MethodReport("eviction", True, "a scratch file could be evicted from /some/where/else")
 

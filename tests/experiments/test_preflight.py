@@ -10,8 +10,8 @@ from edge0.tiers import read_config
 from edge0.trace import generate
 from experiments import preflight as module
 from experiments.arms import ARMS
-from experiments.budget_methods import MethodReport
-from experiments.cgroup_budget import MIN_BUDGET_BYTES
+from experiments.budgets.cgroup_budget import MIN_BUDGET_BYTES
+from experiments.budgets.methods import MethodReport
 from experiments.options import SessionOptions
 from experiments.preflight import bank_slots, preflight
 

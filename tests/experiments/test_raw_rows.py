@@ -11,7 +11,8 @@ import pytest
 
 from analysis.schema import FILES
 from edge0.checkpoint.repack import repack
-from experiments import budget_agreement, endurance, load_cost, read_cost
+from experiments import endurance, load_cost, read_cost
+from experiments.budgets import agreement as budget_agreement
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 
 from edge0.errors import ErrorKind
 from edge0.telemetry.pagecache import self_test
-from experiments import storage
-from experiments.storage import ADVISED, BUFFERED, DIRECT, NONE, SUSPECTED, UNKNOWN, judge_times, lower_cache
+from experiments.host import storage
+from experiments.host.storage import ADVISED, BUFFERED, DIRECT, NONE, SUSPECTED, UNKNOWN, judge_times, lower_cache
 
 FILE_BYTES = 4 << 20
 

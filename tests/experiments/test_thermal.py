@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import thermal
+from experiments.host import thermal
 
 THERM_QUIET = """Note: No thermal warning level has been recorded
 Note: No performance warning level has been recorded

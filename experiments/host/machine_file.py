@@ -1,0 +1,79 @@
+"""Machine files: checked against their schema, written whole, and free of what tells whose machine it is.
+
+No host name, user, path or serial number: devices are named by kind, and reasons that others word lose their paths.
+Does not know how the facts are found (`experiments.host.examination`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from edge0.errors import Edge0Error, ErrorKind
+
+SCHEMA = Path(__file__).parents[1] / "machine.schema.yaml"
+MACHINES = Path(__file__).parents[1] / "machines"
+
+_BLOCK_DEVICE = re.compile(r"(nvme\d+n\d+|mmcblk\d+|[hsv]d[a-z]+|xvd[a-z]+|disk\d+|dm-|md|loop|zd)[\ds]*(p\d+)?")
+
+
+def check(values: Mapping[str, Any], path: Path) -> None:
+    """Raise Edge0Error OPTION_INVALID, naming file and key, for the first thing that the schema refuses."""
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    for error in sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(map(str, error.path))):
+        key = ".".join(map(str, error.path)) or None
+        raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path=path, tensor=key)
+
+
+def write(values: Mapping[str, Any], folder: Path) -> Path:
+    """Write `folder`/<id>.yaml, whole or not at all; returns its path. What nobody can measure, the `serving` of a file
+    that is there, is kept.
+
+    Raises:
+        Edge0Error: OPTION_INVALID when the schema refuses, or the file that is there is none; OUTPUT_UNWRITABLE.
+    """
+    path = folder / f"{values['id']}.yaml"
+    values = dict(values) | _serving(path)
+    check(values, path)
+    head = f"# Written by `edge0 doctor` on {values['created']}; schema: experiments/{SCHEMA.name}.\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
+        partial.write_text(head + text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True) if folder.is_dir() else None
+        detail = f"cannot be written ({error.strerror or error})"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint="name a folder with --out") from error
+    return path
+
+
+def _serving(path: Path) -> dict[str, Any]:
+    """The `serving` section of a machine file, by that name; nothing where there is no file, or no such section."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {"serving": found["serving"]} if "serving" in found else {}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        detail, hint = "the machine file that is there cannot be read", "mend it or move it away"
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=path, hint=hint) from error
+
+
+def device_kind(device: str | None) -> str | None:
+    """A block device's name; "other" for names that a person or an administrator chose, such as volumes and shares."""
+    return device if device is None or _BLOCK_DEVICE.fullmatch(device) else "other"
+
+
+def without_paths(text: str, files: Sequence[Path] = ()) -> str:
+    """The text with the names of some files, and everything that looks like an absolute path, taken out."""
+    for file in files:
+        text = text.replace(str(file), "the file").replace(file.name, "the file")
+    return re.sub(r"(?<![\w.])/[\w.@%+:-]+(?:/[\w.@%+:-]*)*", "(a path)", text)
