@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import NO_RATIO, Ratio, paired_ratio
+from analysis.statistics import CONFIDENCE, NO_RATIO, Ratio, paired_ratio, t_quantile
 from analysis.units import MIB as MIB
 from analysis.units import require
 
@@ -157,12 +157,14 @@ class Session:
         return Drift(ratio, drifted, f"{what}: {ratio:.2f}x, {verdict} (limit {limit:.2f}x either way)")
 
     def _drift_limit(self, alike: pd.DataFrame, early: int) -> float:
-        """How far one run may lie from the mean of `early` others: twice the noise of A/A pairs, within bounds."""
+        """How far one run may lie from the mean of `early` others: 95% of what A/A pairs show as noise, within bounds."""
         twins = alike[alike["role"] == "aa"].set_index("round")["tok_s"]
         runs = alike[alike["role"] == "arm"].set_index("round")["tok_s"]
         logs = np.log(twins / runs).dropna()
-        noise = float(logs.std(ddof=1) / math.sqrt(2)) if len(logs) > 1 else 0.0
-        return float(np.clip(math.exp(2 * noise * math.sqrt(1 + 1 / early)), *DRIFT_LIMITS))
+        if len(logs) < 2:
+            return DRIFT_LIMITS[0]
+        noise = float(logs.std(ddof=1) / math.sqrt(2)) * t_quantile(len(logs), (1 + CONFIDENCE) / 2)
+        return float(np.clip(math.exp(noise * math.sqrt(1 + 1 / early)), *DRIFT_LIMITS))
 
 
 def paired(left: pd.DataFrame, right: pd.DataFrame, column: str = "tok_s") -> Ratio:

@@ -52,7 +52,7 @@ class Ratio:
         """
         if self.n < 2:
             return self
-        half_width = _t_quantile(self.n, (1 + confidence) / 2) * self.sd_log / math.sqrt(self.n)
+        half_width = t_quantile(self.n, (1 + confidence) / 2) * self.sd_log / math.sqrt(self.n)
         return Ratio(self.ratio, self.ratio * math.exp(-half_width), self.ratio * math.exp(half_width), self.n)
 
     @property
@@ -66,7 +66,7 @@ class Ratio:
         if self.n < 2:
             return math.nan
         half_width = (math.log(self.ci_high) - math.log(self.ci_low)) / 2
-        return half_width * math.sqrt(self.n) / _t_quantile(self.n, (1 + CONFIDENCE) / 2)
+        return half_width * math.sqrt(self.n) / t_quantile(self.n, (1 + CONFIDENCE) / 2)
 
     def contains(self, value: float) -> bool:
         """Whether the interval holds `value`; False where there is no interval."""
@@ -114,7 +114,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     n, mean = int(logs.size), float(logs.mean())
     if n < 2:
         return Ratio(math.exp(mean), math.nan, math.nan, n)
-    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(logs.std(ddof=1)) / math.sqrt(n)
+    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(logs.std(ddof=1)) / math.sqrt(n)
     return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), n)
 
 
@@ -135,7 +135,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     mean = float(steps.mean())
     if n < 2:
         return Difference(mean, math.nan, math.nan, n)
-    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(steps.std(ddof=1)) / math.sqrt(n)
+    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(steps.std(ddof=1)) / math.sqrt(n)
     return Difference(mean, mean - half_width, mean + half_width, n)
 
 
@@ -155,7 +155,7 @@ def smallest_visible_effect(n: int, sd_log: float) -> float:
     """
     if n < 2 or math.isnan(sd_log):
         return math.nan
-    quantiles = _t_quantile(n, (1 + CONFIDENCE) / 2) + _t_quantile(n, POWER)
+    quantiles = t_quantile(n, (1 + CONFIDENCE) / 2) + t_quantile(n, POWER)
     return math.exp(quantiles * sd_log / math.sqrt(n))
 
 
@@ -193,7 +193,7 @@ def false_positive_share(logs: Sequence[float], n: int, draws: int = 10_000, see
     random = np.random.default_rng(seed)
     chosen = np.argsort(random.random((draws, values.size)), axis=1)[:, :n]
     sample = values[chosen] * random.choice((-1.0, 1.0), (draws, n))
-    half_widths = _t_quantile(n, (1 + CONFIDENCE) / 2) * sample.std(axis=1, ddof=1) / math.sqrt(n)
+    half_widths = t_quantile(n, (1 + CONFIDENCE) / 2) * sample.std(axis=1, ddof=1) / math.sqrt(n)
     return float(np.mean(np.abs(sample.mean(axis=1)) > half_widths))
 
 
@@ -229,7 +229,7 @@ def linear_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     fit = stats.linregress(x, y)
     if n < 3:
         return Slope(float(fit.slope), math.nan, math.nan, n)
-    half_width = _t_quantile(n - 1, (1 + CONFIDENCE) / 2) * float(fit.stderr)
+    half_width = t_quantile(n - 1, (1 + CONFIDENCE) / 2) * float(fit.stderr)
     return Slope(float(fit.slope), float(fit.slope) - half_width, float(fit.slope) + half_width, n)
 
 
@@ -247,7 +247,7 @@ def batch_mean(values: Sequence[float]) -> Difference:
     if n < 2:
         return Difference(mean, math.nan, math.nan, n)
     means = np.array([batch.mean() for batch in np.array_split(series, n)])
-    half_width = _t_quantile(n, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1)) / math.sqrt(n)
+    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1)) / math.sqrt(n)
     return Difference(mean, mean - half_width, mean + half_width, n)
 
 
@@ -256,5 +256,6 @@ def _end(value: float) -> str:
     return f"{value:.3f}" if text == "1.00" else text
 
 
-def _t_quantile(n: int, probability: float) -> float:
+def t_quantile(n: int, probability: float) -> float:
+    """Of Student's t for a mean, or a spread, taken from `n` values."""
     return float(stats.t.ppf(probability, n - 1))

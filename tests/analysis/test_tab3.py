@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from synthetic import ARMS, change_info, make_session, row, set_runs, tok_s, void_run
 
 from analysis import tab3
@@ -261,6 +263,21 @@ def test_a_session_that_drifted_has_no_verdict(tmp_path):
     assert drift.ratio == pytest.approx(0.85) and drift.void_verdict
     assert run(folder, tmp_path / "out") == 0
     assert "0.85x, drifted, so the session has no verdict" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_the_limit_of_drift_follows_the_noise_of_the_sessions_own_twins(tmp_path):
+    def noisy(frames, info):
+        runs = frames["runs"]
+        twin = (runs["role"] == "aa") & (runs["round"] == 1)
+        runs.loc[twin, "tok_s"] *= 1.06
+        runs.loc[runs["role"] == "drift", "tok_s"] *= 0.90
+
+    session = load_session(make_session(tmp_path / "s", k_values=(4,), change=noisy))
+    pairs = [math.log(1.06), 0.0, 0.0]
+    noise = np.std(pairs, ddof=1) / math.sqrt(2) * stats.t.ppf(0.975, 2)
+    limit = math.exp(noise * math.sqrt(1 + 1 / 2))
+    assert 1.10 < 1 / 0.90 < limit < 1.25
+    assert not session.drift().void_verdict and f"limit {limit:.2f}x" in session.drift().text
 
 
 def test_a_void_drift_run_leaves_the_session_without_verdict(tmp_path):
