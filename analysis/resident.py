@@ -37,7 +37,7 @@ from analysis.tab3 import header_lines
 from analysis.units import GIB
 
 COMMAND = "snakemake resident"
-TIME_BUDGET = "about 15 minutes with a small tier, both sessions"
+TIME_BUDGET = "about 5 minutes with a small tier, both sessions"
 ARMS = ("ondemand", "prerouter", "resident")
 ENGINE, STOCK = ("prerouter", "ondemand"), "resident"
 KILLED = "killed by its limit"  # in a run's reason to be void

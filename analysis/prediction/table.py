@@ -30,7 +30,7 @@ from analysis.units import GIB, MIB, number
 AIM = 0.10
 PAPER_TIER, PAPER_KS = "shape-35b", (2, 4, 8)
 TOKENS, REUSE = 512, 0.25  # of a generated trace
-TIME_BUDGET = "about 20 minutes: a session to predict and three that calibrate, after the fit; else half a minute"
+TIME_BUDGET = "about 22 minutes: a session to predict and three that calibrate, after the fit; else half a minute"
 HOW_TO_READ = (
     "`error` is predicted over measured tok/s, less 1, against the median of the rounds; the interval is their least "
     "and largest. Nothing is fitted to the session that is predicted. `by the fit` takes a load's cost from single "
