@@ -157,7 +157,7 @@ class Session:
         return Drift(ratio, drifted, f"{what}: {ratio:.2f}x, {verdict} (limit {limit:.2f}x either way)")
 
     def _drift_limit(self, alike: pd.DataFrame, early: int) -> float:
-        """How far one run may lie from the mean of `early` others: 95% of what A/A pairs show as noise, within bounds."""
+        """How far one run may lie from the mean of `early` others: 95% of what A/A pairs show, within bounds."""
         twins = alike[alike["role"] == "aa"].set_index("round")["tok_s"]
         runs = alike[alike["role"] == "arm"].set_index("round")["tok_s"]
         logs = np.log(twins / runs).dropna()
