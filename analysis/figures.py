@@ -37,9 +37,10 @@ ARM_STYLES = {
 }
 # Summary column, label, colour, hatch; from the row's start outwards, dark to light.
 STEP_PARTS = (
-    ("wait_predicted_ms_per_step", "wait, predicted layers", "#0B3C5D", ""),
-    ("wait_gate_ms_per_step", "wait, gate layers", "#E69F00", "////"),
-    ("compute_ms_per_step", "computing", "#E3E3E3", ""),
+    ("wait_predicted_ms_per_step", "wait, predicted", "#0B3C5D", ""),
+    ("wait_gate_ms_per_step", "wait, gate", "#E69F00", "////"),
+    ("compute_ms_per_step", "computing", "#D6D6D6", ""),
+    ("host_ms_per_step", "host", "#FFFFFF", "...."),
 )
 # Behind a number, so that no grid line runs through it.
 CLEAR = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}

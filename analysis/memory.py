@@ -53,8 +53,9 @@ HOW_TO_READ = (
     "inside RssAnon on a CPU device; pages of the checkpoint that are mapped are in RssFile and in the page cache too.",
     "The price of the prerouter is a paired difference within rounds, with a 95% interval: what it holds more in "
     "anonymous memory, and what page cache the checkpoint then has less. The paper states no interval.",
-    "Under a budget the page cache is held to the same bytes in every arm, so that the second half of the price cannot "
-    "show itself here; on the paper's machine the system gave the cache what the process left.",
+    "Under a budget the page cache is held to the same bytes in every arm, as near as a run may be (10%, or 16 MiB), "
+    "so that the second half of the price cannot show itself here; on the paper's machine the system gave the cache "
+    "what the process left.",
     "Held twice: the measured column is everything that MLX's allocator held at its peak and no more at the end. The "
     "peak counts from the process's start and is never reset, so a prompt's and a step's activations are in it. The "
     "column by design is arithmetic: layers x K x slot. A layer's stack lives until the launch that reads it has "

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.heading import heading
 from analysis.noise_figure import save_noise_figure
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import Finding, Status, absolute, compare_rows
@@ -206,7 +207,7 @@ def markdown(session: Session, cell: Cell, table: pd.DataFrame, compared: pd.Dat
     ]
     blocks = [
         f"# Noise: {cell.arm} at K={cell.k} against itself, {session.info.tier or 'tier not named'}",
-        "\n".join(f"- {line}" for line in header_lines(session, TIME_BUDGET)),
+        *heading(header_lines(session, TIME_BUDGET), session),
         markdown_table(("measure", "value", "95%", "n", "verdict", "note"), measures),
         "## The paper beside ours",
         markdown_table(("claim", "paper", "ours", "status", "why"), beside),

@@ -62,7 +62,7 @@ class SessionInfo:
 
     `expert_bytes` are the bytes of all routed experts of the checkpoint, `budget_bytes` the page cache left to them.
     `lower_cache` is "suspected" where a host below this one may keep the file; `resumed` is set where the session was
-    taken up again after it was killed.
+    taken up again after it was killed; `trace` names the file of routes that all arms replayed.
     """
 
     session: str | None = None
@@ -82,6 +82,7 @@ class SessionInfo:
     bank_bytes: int | None = None
     lower_cache: str | None = None
     resumed: Any = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from analysis.units import GIB, number
 SUMMARY_COLUMNS = (
     "arm k rounds tok_s_median tok_s_min tok_s_max wait_ms_per_step loads_per_step device_mib_per_step dropped "
     "condition tier machine session wait_predicted_ms_per_step cold_share asked_mib_per_step "
-    "hits_per_step alloc_peak_mib rss_anon_mib compute_ms_per_step void_runs wait_gate_ms_per_step"
+    "hits_per_step alloc_peak_mib rss_anon_mib compute_ms_per_step void_runs wait_gate_ms_per_step host_ms_per_step"
 ).split()
 PAIR_COLUMNS = "k arm base ratio ci_low ci_high n session note".split()
 # Keys of the host description that the table names, in words.
@@ -105,7 +105,9 @@ def summary(session: Session) -> pd.DataFrame:
             "rss_anon_mib": valid["rss_anon_bytes"].median() / MIB,
             "void_runs": len(runs) - len(valid),
         }
-        rows.append(row | per_step(valid))
+        # What is neither: building graphs, bringing the token to the host.
+        spent = valid["step_ms_per_step"] - valid["wait_ms_per_step"] - valid["compute_ms_per_step"]
+        rows.append(row | per_step(valid) | {"host_ms_per_step": spent.median()})
     rows.sort(key=lambda row: (row["k"], ARMS.index(row["arm"])))
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
@@ -213,11 +215,12 @@ def header_lines(session: Session, time_budget: str) -> list[str]:
         f"machine: {info.machine or 'not named'}" + (f" ({host})" if host else ""),
         f"tier: {planned['tier'].iloc[0]}{experts}",
         f"condition: {condition_words(session)}",
+        *([f"routes: every arm replays those of {Path(info.trace).name}, not its own"] if info.trace else []),
         f"rounds: {rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}'} valid per arm and K",
         f"session: {session.name}, commit {info.commit or 'unknown'}"
         + (" + uncommitted changes" if info.host.get("git_dirty") else "")
         + f", made {info.created or 'at an unknown time'}"
-        + (", killed and taken up again between two rounds" if info.resumed else ""),
+        + (", killed and taken up again" if info.resumed else ""),
         f"takes: {time_budget}",
         *busy_lines(info.host),
         *(f"noise: {line}" for line in noise(session, pair_ratios(session))),

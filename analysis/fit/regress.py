@@ -32,8 +32,8 @@ COLD_NAMES, MS_NAMES = ("cold_share", "cold"), ("ms", "ms_per_load", "load_ms")
 GROUP_NAMES = (("way", "layout"), ("arm", "k"))
 PERCENT = 1.5  # a cold share above this was written in per cent, or is no share
 HOW_TO_READ = (
-    "`a` is a read whose bytes are all in the page cache, `a + b` one whose bytes all come from the device; brackets "
-    "are 95% intervals of drawing each bin's reads again.",
+    "`a` is where the line meets a read that is all in the page cache, `a + b` one that comes from the device; "
+    "brackets are 95% intervals of drawing each bin's reads again.",
     "Bins: all warm, all cold, and parts of equal size between them; reads in no bin are `left out`.",
     "A line through medians says how a typical read behaves; it says nothing of the slowest ones.",
 )

@@ -28,9 +28,9 @@ from analysis.rows import load_session, markdown_table, publishing, run_command,
 from analysis.units import number
 
 HOW_TO_READ = (
-    "`a` is a load whose bytes are all in the page cache, `a + b` one whose bytes all come from the device. The line "
-    "goes through the medians of bins of equal cold share; brackets are 95% intervals of drawing each bin's loads "
-    "again.",
+    "`a` is where the line meets a load that is all in the page cache, `a + b` one that comes from the device; what "
+    "such loads took by themselves are the measured ends. The line goes through the medians of bins of equal cold "
+    "share; brackets are 95% intervals of drawing each bin's loads again.",
     "`mmap` is the paper's way, page faults on a mapping; `pread` reads explicitly; `willneed` tells the kernel of all "
     "ranges first, then reads; `direct` goes past the page cache, so its b is near 0 by design.",
     "`building` is what the paper's engine does in addition for each load: nine arrays made of the bytes. The slot "

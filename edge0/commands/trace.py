@@ -225,8 +225,8 @@ def summary(trace: RouteTrace) -> str:
         )
     chosen = multi_hot(trace.routes, trace.experts)
     counts = sorted({trace.tokens, *(2**power for power in range(trace.tokens.bit_length()))})
-    touched = [f"{count}: {chosen[:count].any(axis=0).sum(axis=1).mean():.1f}" for count in counts]
-    lines.append(f"distinct experts of a layer after n tokens: {', '.join(touched)}")
+    touched = [f"{count}: {_touched(chosen, count):.1f}" for count in counts]
+    lines.append(f"distinct experts of a layer in n tokens: {', '.join(touched)}")
     top = max(1, round(TOP_SHARE * trace.experts))
     shares = np.sort(chosen.sum(axis=0), axis=1)[:, -top:].sum(axis=1) / (trace.tokens * trace.k)
     lines.append(
@@ -234,3 +234,9 @@ def summary(trace: RouteTrace) -> str:
         f"(layers {shares.min():.1%} to {shares.max():.1%}; all alike: {top / trace.experts:.1%})"
     )
     return "\n".join(line for line in lines if line)
+
+
+def _touched(chosen: np.ndarray, count: int) -> float:
+    """Different experts of a layer in `count` tokens, the mean over windows side by side and over layers."""
+    windows = chosen[: len(chosen) // count * count].reshape(-1, count, *chosen.shape[1:])
+    return float(windows.any(axis=1).sum(axis=-1).mean())

@@ -49,8 +49,12 @@ def run(options: argparse.Namespace) -> None:
     with _progress() as report, subject(options.checkpoint, report) as what:
         values = examine(what, options.seconds, report)
     print(report_text(values, what))
-    path = write(values, options.out or MACHINES)
-    print(f"\nwritten: {path}\n\n{next_text(values, options.checkpoint)}")
+    there = MACHINES / f"{values['id']}.yaml"
+    if options.out is None and options.checkpoint is None and there.exists():
+        told = f"not written: {there} is there, and may be of a checkpoint's own reads; name a checkpoint, or --out"
+    else:
+        told = f"written: {write(values, options.out or MACHINES)}"
+    print(f"\n{told}\n\n{next_text(values, options.checkpoint)}")
 
 
 def report_text(values: Mapping[str, Any], what: Subject) -> str:

@@ -220,7 +220,7 @@ def test_the_header_says_what_the_host_may_hold_and_that_a_session_was_resumed(t
     lines = tab3.header_lines(load_session(make_session(tmp_path / "s", change=change)), "about a minute")
     by_name = dict(line.split(": ", 1) for line in lines)
     assert by_name["condition"].endswith(GUEST_COLD)
-    assert by_name["session"].endswith("killed and taken up again between two rounds")
+    assert by_name["session"].endswith("killed and taken up again")
     assert by_name["rounds"] == "3 valid per arm and K" and by_name["takes"] == "about a minute"
     plain = "\n".join(tab3.header_lines(load_session(make_session(tmp_path / "t")), "about a minute"))
     assert "guest" not in plain and "taken up again" not in plain

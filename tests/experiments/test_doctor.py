@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from edge0.cli import main
 from edge0.errors import ErrorKind
 from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.pagecache import ProbeReport
@@ -242,3 +243,11 @@ def test_the_committed_machine_files_pass_the_schema():
         values = yaml.safe_load(path.read_text())
         machine_file.check(values, path)
         assert values["id"] == path.stem
+
+
+def test_a_machine_file_that_is_there_is_not_replaced_by_reads_of_a_scratch_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine_file, "MACHINES", tmp_path)
+    there = tmp_path / f"{machine_id()}.yaml"
+    there.write_text("kept: true\n")
+    assert main(["doctor", "--seconds", "0.01"]) == 0
+    assert there.read_text() == "kept: true\n" and f"not written: {there}" in capsys.readouterr().out
