@@ -56,6 +56,10 @@ class ErrorKind(enum.Enum):
     MEMORY_TOO_SMALL = "the memory budget is below the floor of this checkpoint and these options"
     OUTPUT_UNWRITABLE = "an output cannot be written"
     OUTPUT_BUSY = "another process is writing the same output"
+    # --- training ----------------------------------------------------------------------------------------------
+    CORPUS_INVALID = "a corpus holds lines that are no samples, or none at all"
+    TRAINING_MISMATCH = "a folder holds a training run of something else, or an adapter was trained for another base"
+    TRAINING_DIVERGED = "a loss is not a finite number"
     # --- while serving -----------------------------------------------------------------------------------------
     READ_FAILED = "the storage returned an error or fewer bytes than asked for while weights were read"
     EXPERT_ABSENT = "a layer routed to an expert that is not in memory; it is never replaced by a zero"

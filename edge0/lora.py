@@ -6,6 +6,8 @@ quantised product for ever. Knows the file format and the modules; not why a tar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tuner.lora import LoRALinear
@@ -24,10 +26,14 @@ class LoRAMultiLinear(nn.Module):
     that the base maps features to the latent (keys) rather than the latent to features (values).
     """
 
-    def __init__(self, linear: nn.Module, down: mx.array, up: mx.array, scale: float, latent_out: bool):
+    down: mx.array
+    up: mx.array
+
+    def __init__(self, linear: nn.Module, scale: float, latent_out: bool):
         super().__init__()
-        self.linear, self.down, self.up = linear, down, up
-        self.scale, self.latent_out = scale, latent_out
+        self.linear, self.scale, self.latent_out = linear, scale, latent_out
+        heads, out, inp = linear.weight.shape
+        self.heads, self.features = heads, inp if latent_out else out  # features of one head
 
     def __call__(self, x: mx.array, transpose: bool = True) -> mx.array:
         y = self.linear(x, transpose=transpose)
@@ -58,26 +64,38 @@ def apply_lora(model: nn.Module, config: ModelConfig, adapter: Adapter, dtype: m
     with reading([adapter.header]):
         arrays = {name: array.astype(dtype) for name, array in load_arrays(entries).items()}
         mx.eval(arrays)
-    modules = dict(model.named_modules())
-    scale = adapter.alpha / adapter.rank
-    targets = [target.name for target in lora_targets(config)]
-    for name in targets:
-        a, b = (arrays[f"{name}.{part}"] for part in ("lora_A", "lora_B"))
-        parent_name, leaf = name.rsplit(".", 1)
-        parent = modules[parent_name]
-        if leaf == "kv_b_proj":
-            _split_kv_b(parent, a, b, scale)
-            continue
-        wrapped = LoRALinear.from_base(parent[leaf], r=adapter.rank, scale=scale)
-        wrapped.lora_a, wrapped.lora_b = a.T, b.T
-        parent[leaf] = wrapped
+    targets = wrap_lora(model, config, adapter.rank, adapter.alpha)
+    bind_lora(targets, arrays)
     model.eval()
     return len(targets)
 
 
-def _split_kv_b(attention: nn.Module, a: mx.array, b: mx.array, scale: float) -> None:
-    heads, nope = attention.num_heads, attention.qk_nope_head_dim
-    up = b.reshape(heads, -1, b.shape[-1])
-    keys, values = mx.contiguous(up[:, :nope]), mx.contiguous(up[:, nope:])
-    attention.embed_q = LoRAMultiLinear(attention.embed_q, a, keys, scale, latent_out=True)
-    attention.unembed_out = LoRAMultiLinear(attention.unembed_out, a, values, scale, latent_out=False)
+Wrapped = LoRALinear | tuple[LoRAMultiLinear, LoRAMultiLinear]  # MLA's kv_b_proj is two modules
+
+
+def wrap_lora(model: nn.Module, config: ModelConfig, rank: int, alpha: int) -> dict[str, Wrapped]:
+    """Put a correction beside every target, its values to be bound; returns the corrections by target."""
+    modules, scale, wrapped = dict(model.named_modules()), alpha / rank, {}
+    for target in lora_targets(config):
+        parent_name, leaf = target.name.rsplit(".", 1)
+        parent = modules[parent_name]
+        if leaf == "kv_b_proj":
+            parent.embed_q = LoRAMultiLinear(parent.embed_q, scale, latent_out=True)
+            parent.unembed_out = LoRAMultiLinear(parent.unembed_out, scale, latent_out=False)
+            wrapped[target.name] = (parent.embed_q, parent.unembed_out)
+        else:
+            parent[leaf] = wrapped[target.name] = LoRALinear.from_base(parent[leaf], r=rank, scale=scale)
+    return wrapped
+
+
+def bind_lora(targets: Mapping[str, Wrapped], arrays: Mapping[str, mx.array]) -> None:
+    """Give the corrections their values: `<target>.lora_A` `[r, in]` and `<target>.lora_B` `[out, r]`."""
+    for name, wrapped in targets.items():
+        a, b = arrays[f"{name}.lora_A"], arrays[f"{name}.lora_B"]
+        if isinstance(wrapped, tuple):
+            keys, values = wrapped
+            up, nope = b.reshape(keys.heads, -1, b.shape[-1]), keys.features
+            keys.down, keys.up = a, mx.contiguous(up[:, :nope])
+            values.down, values.up = a, mx.contiguous(up[:, nope:])
+        else:
+            wrapped.lora_a, wrapped.lora_b = a.T, b.T

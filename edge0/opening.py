@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge0.checkpoint.adapters import Adapter, open_adapter
+from edge0.checkpoint.fingerprint import fingerprint
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.options import EngineOptions
@@ -46,6 +47,9 @@ class Opening:
         routes = options.prerouter != "off"
         heads = open_adapter(directory, config.family, "prerouter", adapter_k) if routes else None
         lora = open_adapter(directory, config.family, "lora", adapter_k) if options.lora else None
+        for adapter in (heads, lora):
+            if adapter is not None and adapter.base is not None:
+                adapter.check_base(fingerprint(index, config))
         schedule = (
             Schedule.of(config, heads.owners, options.launch_groups, heads.header.path)
             if heads

@@ -18,7 +18,7 @@ DELETED = object()
 
 
 def test_the_tiers_that_the_readme_names():
-    assert set(TIERS) == {f"{size}-{family}" for size in ("unit", "mini", "shape") for family in ("35b", "8b")}
+    assert set(TIERS) == {f"{size}-{family}" for size in ("unit", "tiny", "mini", "shape") for family in ("35b", "8b")}
     assert all(tier.family is (QWEN if name.endswith("35b") else LING) for name, tier in TIERS.items())
     assert all(find_tier(name) is tier and tier.name == name for name, tier in TIERS.items())
     assert all(

@@ -24,7 +24,7 @@ LEDGER_COLUMNS = "id kind status paper ours unit session command why".split()
 COMPARE_COLUMNS = [*LEDGER_COLUMNS, "k", "arm", "paper_machine"]
 DRIFTED = "no verdict: the session drifted"
 # Checkpoints with random weights; any other tier is a released model (a test holds this to what can be synthesised).
-SYNTHESISED = ("shape-35b", "shape-8b", "mini-35b", "mini-8b", "unit-35b", "unit-8b")
+SYNTHESISED = ("shape-35b", "shape-8b", "mini-35b", "mini-8b", "unit-35b", "unit-8b", "tiny-35b", "tiny-8b")
 
 
 class Status(enum.StrEnum):

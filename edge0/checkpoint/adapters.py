@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge0.checkpoint.header import ShardHeader, TensorEntry, read_header
-from edge0.checkpoint.schema import Tensor
+from edge0.checkpoint.schema import LORA_ALPHA, LORA_RANK, Tensor
 from edge0.checkpoint.strict import plain, refuse, shown
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import Family
@@ -34,6 +34,17 @@ class Adapter:
     rank: int
     alpha: int
     owners: tuple[int, ...]
+    base: str | None = None  # fingerprint of the checkpoint that it was trained for; the released files name none
+
+    def check_base(self, found: str) -> None:
+        """That the adapter was trained for the base with this fingerprint, as far as it says.
+
+        Raises:
+            Edge0Error: ADAPTER_MISMATCH.
+        """
+        if self.base not in (None, found):
+            detail, hint = "the adapter was trained for another base", "use the adapter set of this checkpoint"
+            refuse(ErrorKind.ADAPTER_MISMATCH, detail, self.header.path, "base", self.base, found, hint)
 
     @property
     def inner_width(self) -> int:
@@ -73,8 +84,22 @@ def adapter_name(family: Family, kind: str) -> str:
     return f"{kind}_{family.adapter_stem}.safetensors"
 
 
-def nested_metadata(fields: dict[str, str]) -> dict[str, str]:
-    """The released files' form: one key `__metadata__` that holds the fields as JSON text."""
+def adapter_metadata(family: Family, kind: str, k: int, owners: Sequence[int], **more: str) -> dict[str, str]:
+    """The released files' form: one key `__metadata__` that holds the fields as JSON text.
+
+    `more`: `source` and what else is to be said of where the file comes from.
+    """
+    fields = {
+        "model": family.adapter_stem.replace("_", "-"),
+        "kind": kind,
+        "K": str(k),
+        "r": str(LORA_RANK),
+        "alpha": str(LORA_ALPHA),
+        **more,
+        "format_version": FORMAT_VERSION,
+    }
+    if kind == "prerouter":
+        fields["owners"] = json.dumps(list(owners))
     return {"__metadata__": json.dumps(fields)}
 
 
@@ -110,7 +135,7 @@ def open_adapter(directory: Path, family: Family, kind: str, k: int) -> Adapter:
     tensors = _by_model_path(header, family, kind)
     try:
         owners = _owners(fields["owners"]) if kind == "prerouter" else ()
-        return Adapter(header, tensors, k, int(fields["r"]), int(fields["alpha"]), owners)
+        return Adapter(header, tensors, k, int(fields["r"]), int(fields["alpha"]), owners, fields.get("base"))
     except (KeyError, ValueError, RecursionError) as error:
         detail = f"a field is absent or malformed ({error!r})"
         refuse(ErrorKind.ADAPTER_METADATA, detail, path, "__metadata__", hint=OTHER_SET)

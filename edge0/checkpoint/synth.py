@@ -21,10 +21,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge0.checkpoint.adapters import adapter_path, nested_metadata
+from edge0.checkpoint.adapters import adapter_metadata, adapter_path
 from edge0.checkpoint.schema import (
-    LORA_ALPHA,
-    LORA_RANK,
     ROUTER_BITS,
     Linear,
     Tensor,
@@ -42,6 +40,8 @@ CODE_SPREAD = {4: 4.61, 8: 73.9}  # standard deviation of uniform codes of so ma
 ROUTER_GAIN = 2.0  # router logits with a standard deviation of about two: choices are clear, not tied
 PIECE_BYTES = 16 << 20  # random codes made at a time; a multiple of 8, what the generator draws at a time
 RESIDUAL_GAIN = 0.5  # what a layer adds to the residual stream, so that depth does not blow it up
+
+EPOCH = "1970-01-01T00:00:00Z"  # a synthesised file is the same whenever it is made
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
@@ -127,7 +127,8 @@ def _write_all(tier: Tier, directory: Path, seed: int, progress: Progress | None
         )
     for path, kind, k, tensors in adapters:
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = adapter_metadata(tier, kind, k, seed, sparse)
+        said = {"source": _source(tier, sparse), "source_md5": _md5(f"{tier.name}:{seed}:{k}"), "converted": EPOCH}
+        metadata = adapter_metadata(tier.family, kind, k, tier.owners, **said)
         write_shard(path, tensors, metadata, None if sparse else partial(adapter_bytes, config, seed, k), advance)
     _write_json(directory / "config.json", raw_config)
     _write_json(directory / "generation_config.json", {"temperature": 1.0, "top_p": 0.95, "top_k": 20})
@@ -172,22 +173,8 @@ def _source(tier: Tier, sparse: bool) -> str:
     return f"edge0 synth {tier.name}" + (" --sparse: tensors are holes" if sparse else "")
 
 
-def adapter_metadata(tier: Tier, kind: str, k: int, seed: int, sparse: bool = False) -> dict[str, str]:
-    """The doubly nested `__metadata__` of the released adapter files."""
-    fields = {
-        "model": tier.family.adapter_stem.replace("_", "-"),
-        "kind": kind,
-        "K": str(k),
-        "r": str(LORA_RANK),
-        "alpha": str(LORA_ALPHA),
-        "source": _source(tier, sparse),
-        "source_md5": hashlib.md5(f"{tier.name}:{seed}:{k}".encode(), usedforsecurity=False).hexdigest(),
-        "converted": "1970-01-01T00:00:00Z",
-        "format_version": "1",
-    }
-    if kind == "prerouter":
-        fields["owners"] = json.dumps(list(tier.owners))
-    return nested_metadata(fields)
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def write_shard(

@@ -99,6 +99,20 @@ def _quantise(model: nn.Module, config: ModelConfig) -> None:
     nn.quantize(model, GROUP_SIZE, EXPERT_BITS, class_predicate=quantised)
 
 
+def replace_moe(model: Model) -> dict[int, StreamedMoE]:
+    """Put the engine's blocks in place of a whole model's own, which keep their experts as `switch_mlp`; by layer.
+
+    The blocks have no executor yet. For training, where experts are parameters.
+    """
+    blocks = {}
+    for number, layer in enumerate(model.decoder_layers):
+        if "switch_mlp" in layer.mlp:
+            whole = layer.mlp
+            layer.mlp = blocks[number] = model.Block(whole, number)
+            layer.mlp.switch_mlp = whole.switch_mlp
+    return blocks
+
+
 def moe_blocks(model: nn.Module) -> dict[int, StreamedMoE]:
     """The replaced blocks by layer."""
     return {layer.mlp.layer: layer.mlp for layer in model.decoder_layers if isinstance(layer.mlp, StreamedMoE)}

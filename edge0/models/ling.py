@@ -39,7 +39,7 @@ class LingStreamedMoE(StreamedMoE):
 class ResidentModel(bailing_moe_v3.Model):
     """mlx-lm's model on the released names, with the handles that the engine's layer loop needs."""
 
-    Args = bailing_moe_v3.ModelArgs
+    Args, Block = bailing_moe_v3.ModelArgs, LingStreamedMoE
 
     @property
     def decoder_layers(self) -> list[nn.Module]:

@@ -30,7 +30,7 @@ class QwenStreamedMoE(StreamedMoE):
 class ResidentModel(qwen3_5_moe.Model):
     """mlx-lm's model, with the handles that the engine's layer loop needs."""
 
-    Args = qwen3_5_moe.ModelArgs
+    Args, Block = qwen3_5_moe.ModelArgs, QwenStreamedMoE
 
     @property
     def decoder_layers(self) -> list[nn.Module]:

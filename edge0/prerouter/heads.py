@@ -7,6 +7,8 @@ all heads of a launch group. They do not know the routing law, nor whether the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -42,9 +44,8 @@ class Heads:
             mx.eval(self._stacks)
 
     def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
-        """`[G, T, F]` features of one group to `[G, T, E]` logits: L f + W2 gelu(W1 f), exact gelu, no biases."""
-        fc1, fc2, linear = self._stacks[owners]
-        return features @ linear + nn.gelu(features @ fc1) @ fc2
+        """`[G, T, F]` features of one group to `[G, T, E]` logits."""
+        return _apply(features, *self._stacks[owners])
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +62,16 @@ class Heads:
     def no_history(self) -> mx.array:
         """`[1, 1, E]`: the token before, where there is none."""
         return mx.zeros((1, 1, self._experts), dtype=self._dtype)
+
+
+def head_logits(tensors: Mapping[str, mx.array], owner: int, features: mx.array) -> mx.array:
+    """`[..., F]` features to `[..., E]` logits of one head, its weights by the names and shapes of an adapter file."""
+    return _apply(features, *(tensors[f"layers.{owner}.{part}.weight"].T for part in PARTS))
+
+
+def _apply(features: mx.array, fc1: mx.array, fc2: mx.array, linear: mx.array) -> mx.array:
+    """L f + W2 gelu(W1 f), exact gelu, no biases (paper section 3.2)."""
+    return features @ linear + nn.gelu(features @ fc1) @ fc2
 
 
 def _stack(arrays: dict[str, mx.array], owners: tuple[int, ...], part: str, dtype: mx.Dtype) -> mx.array:

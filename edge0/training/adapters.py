@@ -1,0 +1,83 @@
+"""Trained tensors as adapter files, and back: F16, in the released form, with the base that they were trained for.
+
+Beside each file lies a model card that says how it came about. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from edge0.checkpoint.adapters import adapter_metadata, adapter_path, open_adapter
+from edge0.checkpoint.fingerprint import fingerprint
+from edge0.checkpoint.header import CheckpointIndex
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.tiers import read_config
+
+CARD = "card.json"
+
+
+def save_adapter(
+    directory: Path,
+    kind: str,
+    k: int,
+    tensors: Mapping[str, mx.array],
+    owners: tuple[int, ...],
+    source: str,
+    base: Path | None = None,
+) -> Path:
+    """Write "prerouter" or "lora" tensors where the engine looks for the adapter of this K; returns the path.
+
+    Args:
+        base: the checkpoint that they were trained for, where that is not `directory`.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE; what the base is refused for.
+    """
+    base = base or directory
+    config = read_config(base)
+    about = {"source": source, "base": fingerprint(CheckpointIndex.open(base), config)}
+    metadata = adapter_metadata(config.family, kind, k, owners, **about)
+    path = adapter_path(directory, config.family, kind, k)
+    partial = path.with_name(f".{path.name}")
+    arrays = {name: value.astype(mx.float16) for name, value in tensors.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mx.save_safetensors(str(partial), arrays, metadata)
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error})", path=path) from error
+    return path
+
+
+def load_adapter(directory: Path, kind: str, k: int) -> tuple[dict[str, mx.array], tuple[int, ...]]:
+    """The tensors in fp32, as the engine will use them, and the owners of heads.
+
+    Raises:
+        Edge0Error: whatever the adapter is refused for.
+    """
+    config = read_config(directory)
+    adapter = open_adapter(directory, config.family, kind, k)
+    adapter.check_base(fingerprint(CheckpointIndex.open(directory), config))
+    arrays = mx.load(str(adapter.header.path))
+    tensors = {name: arrays[entry.name].astype(mx.float32) for name, entry in adapter.tensors.items()}
+    mx.eval(tensors)
+    return tensors, adapter.owners
+
+
+def write_card(folder: Path, about: Mapping[str, Any]) -> None:
+    """The model card of what a folder's run trained, as JSON. OSError passes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def default_owners(directory: Path) -> tuple[int, ...]:
+    """The layers that own a head where the checkpoint has none yet: gate layers in the released models' proportion."""
+    config = read_config(directory)
+    share = {"35b": 6 / 40, "8b": 7 / 24}[config.family.tag]
+    first = max(config.dense_layers, round(share * config.layers))
+    return tuple(range(first, config.layers - 1))

@@ -1,0 +1,191 @@
+"""Corpora: JSONL files of chat messages or plain text, as token sequences that know where their answer begins.
+
+A line is `{"messages": [{"role": ..., "content": ...}, ...]}`, whose last message is the answer that is trained, or
+`{"text": ...}`, of which every token is. A broken line is named; it is skipped only on demand, and counted. What is
+kept for evaluation never enters training: prompts are compared by hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.serving.vocabulary import Vocabulary
+
+SHOWN_LINES = 5  # broken lines that an error names
+REPAIR = "mend the lines, or leave them out with --skip-broken"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence. `prompt_length` tokens come before the answer; `prompt` is their text, for comparing.
+
+    `messages` are those that ask, where the sample is a chat.
+    """
+
+    tokens: tuple[int, ...]
+    prompt_length: int
+    prompt: str
+    messages: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded sequences. `tokens` `[B, T]`, `lengths` and `prompt_lengths` `[B, 1]`."""
+
+    tokens: mx.array
+    lengths: mx.array
+    prompt_lengths: mx.array
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], pad: int) -> Batch:
+        longest = max(len(sample.tokens) for sample in samples)
+        tokens = [[*sample.tokens, *[pad] * (longest - len(sample.tokens))] for sample in samples]
+        lengths, prompts = ([[length] for length in column] for column in
+                            ([len(s.tokens) for s in samples], [s.prompt_length for s in samples]))  # fmt: skip
+        return cls(mx.array(tokens), mx.array(lengths), mx.array(prompts))
+
+    @property
+    def answers(self) -> mx.array:
+        """`[B, T]`: positions whose next token belongs to the answer."""
+        positions = mx.arange(self.tokens.shape[1])[None]
+        return (positions >= self.prompt_lengths - 1) & (positions < self.lengths - 1)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Samples of one file. `digest` is of its bytes; `skipped` the broken lines that were left out."""
+
+    path: Path
+    samples: tuple[Sample, ...]
+    digest: str
+    skipped: int
+
+    @property
+    def prompts(self) -> frozenset[str]:
+        """Hashes of all prompts."""
+        return frozenset(_hash(sample.prompt) for sample in self.samples)
+
+    def check_apart(self, kept: Corpus) -> None:
+        """That no prompt of this corpus is one of those `kept` for evaluation.
+
+        Raises:
+            Edge0Error: CORPUS_INVALID.
+        """
+        if shared := self.prompts & kept.prompts:
+            raise Edge0Error(
+                ErrorKind.CORPUS_INVALID,
+                "holds prompts that are kept for evaluation",
+                path=self.path,
+                expected=f"none of {kept.path}",
+                found=f"{len(shared)} of {len(self.prompts)}",
+                hint="make it without the held-out prompts",
+            )
+
+
+def read_corpus(path: Path, vocabulary: Vocabulary, longest: int, skip_broken: bool = False) -> Corpus:
+    """Read a JSONL file and make tokens of it by the checkpoint's own tokenizer and chat template.
+
+    Args:
+        longest: tokens of a sequence; a longer one counts as broken.
+
+    Raises:
+        Edge0Error: FILE_MISSING, FILE_UNREADABLE; CORPUS_INVALID, with the lines, when some are broken or none is good.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise Edge0Error(ErrorKind.FILE_MISSING, "no corpus", path=path) from error
+    except OSError as error:
+        raise Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be read ({error.strerror})", path=path) from error
+    samples, broken = [], []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            sample = _sample(json.loads(line), vocabulary)
+            if len(sample.tokens) > longest:
+                raise ValueError(f"{len(sample.tokens)} tokens, more than {longest}")
+            samples.append(sample)
+        except (ValueError, TypeError, RecursionError, Edge0Error) as error:
+            broken.append(f"line {number}: {str(error)[:80]}")
+    if not samples or broken and not skip_broken:
+        lines = "; ".join(broken[:SHOWN_LINES]) + (" ..." if len(broken) > SHOWN_LINES else "")
+        raise Edge0Error(
+            ErrorKind.CORPUS_INVALID,
+            f"{len(broken)} of {len(broken) + len(samples)} lines are no samples: {lines}" if broken else "is empty",
+            path=path,
+            hint=REPAIR,
+        )
+    return Corpus(path, tuple(samples), hashlib.sha256(data).hexdigest(), len(broken))
+
+
+def _sample(line: object, vocabulary: Vocabulary) -> Sample:
+    """Raises ValueError with what a person can mend."""
+    if not isinstance(line, dict) or ("messages" in line) == ("text" in line):
+        raise ValueError("expected an object with either messages or text")
+    if "text" in line:
+        if not isinstance(line["text"], str) or not line["text"]:
+            raise ValueError("text is no string, or empty")
+        tokens = vocabulary.encode(line["text"])
+        return Sample((*tokens, vocabulary.tokenizer.eos_token_id), 1, line["text"])
+    messages = line["messages"]
+    for message in messages if isinstance(messages, list) else [None]:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError("messages is no list of objects with role and content")
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise ValueError("the last message is not an assistant's answer to another")
+    return chat_sample(messages, vocabulary)
+
+
+def chat_sample(messages: Sequence[dict[str, str]], vocabulary: Vocabulary) -> Sample:
+    """The answer is the last message, ended by the tokenizer's own end of text."""
+    tokenizer = vocabulary.tokenizer
+    prompt = tokenizer.apply_chat_template(list(messages[:-1]), add_generation_prompt=True, tokenize=False)
+    asked = vocabulary.encode(prompt)
+    said = vocabulary.encode(messages[-1]["content"])
+    return Sample((*asked, *said, tokenizer.eos_token_id), len(asked), prompt, tuple(messages[:-1]))
+
+
+def answered(asked: Sequence[Mapping[str, str]], answer: str) -> dict[str, object]:
+    """A line of a corpus: messages that ask, and an answer to them."""
+    return {"messages": [*asked, {"role": "assistant", "content": answer}]}
+
+
+def write_corpus(path: Path, lines: Iterable[dict[str, object]]) -> None:
+    """Write a JSONL file, whole or not at all. OSError passes."""
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    partial.replace(path)
+
+
+def epochs(samples: Sequence[Sample], batch: int, accumulate: int, seed: int, pad: int) -> Callable[[int, int], Batch]:
+    """(step, micro-batch) to a batch: each epoch in an order of its own, sequences of like length together."""
+    per_epoch = max(1, len(samples) // batch)
+    by_length = sorted(range(len(samples)), key=lambda n: len(samples[n].tokens))
+
+    def make(step: int, part: int) -> Batch:
+        number = step * accumulate + part
+        rng = np.random.default_rng([seed, number // per_epoch])
+        # A little noise on the lengths, then cut: neighbours are alike, and no epoch has another's batches.
+        lengths = np.array([len(samples[n].tokens) for n in by_length])
+        order = np.argsort(lengths + rng.uniform(0, 4, len(lengths)), kind="stable")
+        order = order[rng.integers(0, len(order) % batch + 1 if len(order) > batch else 1) :]  # not ever the longest
+        cut = rng.permutation(per_epoch)[number % per_epoch]
+        return Batch.of([samples[by_length[n]] for n in order[cut * batch : (cut + 1) * batch]], pad)
+
+    return make
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,152 @@
+"""The loop that all training shares: steps, warm-up, clipping, accumulation, a state on disk, one row per step.
+
+What is trained is a tree of arrays; the loss is a function of that tree and one micro-batch; the batch of a step is a
+function of its number. So nothing but the tree, the optimiser and the step make up a state, and a run that was
+interrupted goes on to the same bits. Knows nothing of models, heads or tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+
+from edge0.errors import Edge0Error, ErrorKind
+
+Tree = Any  # arrays in dictionaries and lists
+Loss = Callable[[Tree, Any], tuple[mx.array, dict[str, mx.array]]]  # (what is trained, micro-batch) -> loss, figures
+STATE, LOSSES = "state.safetensors", "losses.jsonl"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast. `batch` is the sequences of a micro-batch; `accumulate` of them make one step."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+    warmup: int = 20  # steps in which the rate grows from zero
+    final_rate: float = 0.1  # of a cosine's end, as a share of learning_rate
+    clip: float = 1.0  # largest norm of a step's gradient
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.98)
+    accumulate: int = 1
+    save_every: int = 100
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0 on: linear warm-up, then a cosine."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
+
+
+class Run:
+    """One training run in a folder: what is trained, its optimiser, the step it is at, and the rows so far.
+
+    A row is of one step: step, rate, gradient_norm, loss and what else the loss told; losses.jsonl holds them.
+
+    Args:
+        identity: what the run depends on; a folder of another identity is refused.
+
+    Raises:
+        Edge0Error: TRAINING_MISMATCH when the folder holds a run of another identity; OUTPUT_UNWRITABLE.
+    """
+
+    def __init__(self, folder: Path, schedule: Schedule, start: Callable[[], Tree], identity: dict[str, Any]):
+        self.folder, self.schedule = folder, schedule
+        self._identity = json.dumps(identity, sort_keys=True)
+        self._optimizer = optim.AdamW(0.0, betas=list(schedule.betas), weight_decay=schedule.weight_decay)
+        self.rows: list[dict[str, float]] = []
+        self.trained, self.step = start(), 0
+        self._optimizer.init(self.trained)
+        if (folder / STATE).exists():
+            self._resume(folder / STATE)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def advance(
+        self,
+        loss: Loss,
+        batches: Callable[[int, int], Any],
+        watch: Callable[[int, float], None] = lambda step, loss: None,
+        stop: Callable[[Run], bool] = lambda run: False,
+    ) -> None:
+        """Train to the schedule's end, or until `stop` says so where the state is saved.
+
+        Args:
+            batches: (step, micro-batch) to what `loss` takes.
+            watch: told each step and its loss.
+        """
+        compute = mx.value_and_grad(lambda trained, batch: loss(trained, batch))
+        while self.step < self.schedule.steps:
+            grads, figures = None, {}
+            for part in range(self.schedule.accumulate):
+                (value, told), new = compute(self.trained, batches(self.step, part))
+                grads = new if grads is None else tree_map(mx.add, grads, new)
+                for name, figure in {"loss": value, **told}.items():
+                    figures[name] = figures.get(name, 0) + figure / self.schedule.accumulate
+                mx.eval(grads, figures)
+            if self.schedule.accumulate > 1:
+                grads = tree_map(lambda grad: grad / self.schedule.accumulate, grads)
+            grads, norm = optim.clip_grad_norm(grads, self.schedule.clip)
+            rate = self.schedule.rate(self.step)
+            self._optimizer.learning_rate = rate
+            self.trained = self._optimizer.apply_gradients(grads, self.trained)
+            mx.eval(self.trained, self._optimizer.state, norm)
+            row = {name: float(figure) for name, figure in figures.items()}
+            if not math.isfinite(row["loss"]):
+                raise Edge0Error(
+                    ErrorKind.TRAINING_DIVERGED,
+                    f"the loss of step {self.step} is {row['loss']}",
+                    path=self.folder,
+                    hint="lower the learning rate; the state before it is kept",
+                )
+            self.rows.append({"step": self.step, "rate": rate, "gradient_norm": float(norm), **row})
+            self.step += 1
+            watch(self.step, row["loss"])
+            if self.step % self.schedule.save_every == 0 or self.step == self.schedule.steps:
+                self.save()
+                if stop(self):
+                    break
+        with (self.folder / LOSSES).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows)
+
+    def save(self) -> None:
+        """Make the state on disk this one, whole or not at all. OSError passes."""
+        arrays = {f"trained.{name}": value for name, value in tree_flatten(self.trained)}
+        arrays |= {f"optimizer.{name}": value for name, value in tree_flatten(self._optimizer.state)}
+        partial = self.folder / f".{STATE}"
+        metadata = {"step": str(self.step), "identity": self._identity, "rows": json.dumps(self.rows)}
+        mx.save_safetensors(str(partial), arrays, metadata)
+        os.replace(partial, self.folder / STATE)
+
+    def _resume(self, state: Path) -> None:
+        arrays, metadata = mx.load(str(state), return_metadata=True)
+        if metadata["identity"] != self._identity:
+            raise Edge0Error(
+                ErrorKind.TRAINING_MISMATCH,
+                "the folder holds a run of something else",
+                path=state,
+                expected=self._identity,
+                found=metadata["identity"],
+                hint="name another folder, or remove this one",
+            )
+        self.trained, self._optimizer.state = (
+            tree_map_with_path(lambda path, _, name=name: arrays[f"{name}.{path}"], tree)
+            for name, tree in (("trained", self.trained), ("optimizer", self._optimizer.state))
+        )
+        mx.eval(self.trained, self._optimizer.state)
+        self.step, self.rows = int(metadata["step"]), json.loads(metadata["rows"])
+
+
+def count(trained: Tree) -> int:
+    """Numbers that are trained."""
+    return sum(value.size for _, value in tree_flatten(trained))

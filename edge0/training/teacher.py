@@ -1,0 +1,167 @@
+"""A teacher from scratch: a tiny tier trained on seeded problems, then written as an int4 checkpoint.
+
+Two cores train one in well under an hour, so that the whole ladder of quality can be climbed where no released model
+fits. Router balance is part of the loss (both families select experts by more than their probability). What was trained
+is kept in bf16 as one file of the model's own parameters; from it `write` makes the checkpoint that is served.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from edge0 import models
+from edge0.checkpoint.header import read_header
+from edge0.checkpoint.quantise import write_checkpoint
+from edge0.checkpoint.synth import released_config
+from edge0.checkpoint.tokenizer import write_tokenizer
+from edge0.serving.vocabulary import Vocabulary
+from edge0.tiers import ModelConfig, Tier, parse_config
+from edge0.training import losses
+from edge0.training.corpus import Batch, Sample, chat_sample
+from edge0.training.loop import Run, Schedule
+from edge0.training.student import Student
+from edge0.training.tasks import PHRASES, TASKS, Problem, held_out
+
+BALANCE = 0.01  # weight of the routers' load balancing
+LONG = ("choice-of-10",)  # tasks with sequences about twice as long as the others; a batch has one kind
+TEACHER_K = 8
+# How often each task is drawn among its kind: what is learnt last is drawn most.
+WEIGHTS = {
+    "addition": 3,
+    "copy": 1,
+    "reverse": 1,
+    "modulo": 3,
+    "chain": 4,
+    "choice-of-4": 4,
+    "function": 1,
+    "instruction": 3,
+}
+SCHEDULES = {
+    "tiny-35b": Schedule(steps=2000, batch=50, learning_rate=2e-3, warmup=50),
+    "tiny-8b": Schedule(steps=2000, batch=50, learning_rate=2e-3, warmup=50),
+}
+SOURCE = "edge0 train base"
+
+
+def sample_of(problem: Problem, vocabulary: Vocabulary) -> Sample:
+    messages = [{"role": "user", "content": problem.prompt}, {"role": "assistant", "content": problem.answer}]
+    return chat_sample(messages, vocabulary)
+
+
+def drawn(vocabulary: Vocabulary, batch: int, seed: int) -> Callable[[int, int], Batch]:
+    """(step, micro-batch) to a batch of fresh problems, none of them held out; one in four batches is of long ones."""
+    names, weights = zip(*WEIGHTS.items(), strict=True)
+    shares = np.array(weights) / sum(weights)
+    pad = vocabulary.tokenizer.eos_token_id
+
+    def make(step: int, part: int) -> Batch:
+        rng = np.random.default_rng([seed, step, part])
+        long = rng.random() < 0.25
+        samples: list[Sample] = []
+        while len(samples) < batch:
+            task = LONG[0] if long else names[rng.choice(len(names), p=shares)]
+            problem = TASKS[task](rng)
+            if not held_out(problem.prompt):
+                samples.append(sample_of(problem, vocabulary))
+        return Batch.of(samples, pad)
+
+    return make
+
+
+def train(
+    tier: Tier,
+    folder: Path,
+    seed: int,
+    schedule: Schedule,
+    watch: Callable[[int, float], None] = lambda step, loss: None,
+) -> Student:
+    """Train `tier` in `folder`, or go on there; the model with what was trained.
+
+    Raises:
+        Edge0Error: TRAINING_MISMATCH, TRAINING_DIVERGED.
+    """
+    config = config_of(tier, folder)
+    vocabulary = vocabulary_in(folder)
+    mx.random.seed(seed)
+    model = models.build(config, folder, streamed=False)
+    student = Student.of(model, config, TEACHER_K)
+    model.train()
+    frozen = {name for name, _ in tree_flatten(model.parameters()) if name.endswith("expert_bias")}
+
+    def loss(trained: dict[str, mx.array], batch: Batch) -> tuple[mx.array, dict[str, mx.array]]:
+        model.update(tree_unflatten(list(trained.items())))
+        logits = student.forward(batch.tokens, batch.prompt_lengths)
+        present = mx.arange(batch.tokens.shape[1])[None] < batch.lengths
+        task = losses.next_token(logits, batch.tokens, batch.answers)
+        spread = [losses.balance(seen.logits, seen.indices, present) for seen in student.executor.seen.values()]
+        balance = sum(spread) / len(spread)
+        return task + BALANCE * balance, {"task": task, "balance": balance}
+
+    def start() -> dict[str, mx.array]:
+        return {n: v.astype(mx.float32) for n, v in tree_flatten(model.parameters()) if n not in frozen}
+
+    identity = {"tier": tier.name, "seed": seed, "schedule": dataclasses.asdict(schedule), "text": dict(tier.text)}
+    run = Run(folder, schedule, start, identity)
+    run.advance(loss, drawn(vocabulary, schedule.batch, seed), watch)
+    model.update(tree_unflatten(list(run.trained.items())))
+    model.eval()
+    return student
+
+
+def config_of(tier: Tier, folder: Path) -> ModelConfig:
+    return parse_config(released_config(tier), folder / "config.json")
+
+
+def vocabulary_in(folder: Path) -> Vocabulary:
+    """The tiny tiers' tokenizer, written into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, PHRASES)
+    return Vocabulary(folder)
+
+
+def weights_of(student: Student) -> dict[str, mx.array]:
+    """Every parameter by its name, the experts' among them."""
+    return dict(tree_flatten(student.model.parameters()))
+
+
+def keep(student: Student, path: Path, tier: Tier, seed: int) -> None:
+    """Save all parameters in bf16 as one file. OSError passes."""
+    arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
+    partial = path.with_name(f".{path.name}")
+    mx.save_safetensors(str(partial), arrays, {"format": "mlx", "source": f"{SOURCE} {tier.name} --seed {seed}"})
+    partial.replace(path)
+
+
+def write(tier: Tier, directory: Path, weights: Mapping[str, mx.array], seed: int) -> Path:
+    """The int4 checkpoint of a teacher.
+
+    Raises:
+        Edge0Error: as `quantise.write_checkpoint`.
+    """
+    return write_checkpoint(tier, directory, weights, f"{SOURCE} {tier.name} --seed {seed}", PHRASES)
+
+
+def kept_weights(path: Path) -> dict[str, mx.array]:
+    """What `keep` saved, in fp32.
+
+    Raises:
+        Edge0Error: what the file is refused for.
+    """
+    read_header(path)  # names what is wrong with the file
+    return {name: value.astype(mx.float32) for name, value in mx.load(str(path)).items()}
+
+
+def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
+    """The teacher before it was quantised: fp32 values of the kept bf16 file."""
+    model = models.build(config, folder, streamed=False)
+    student = Student.of(model, config, k)
+    model.update(tree_unflatten(list(kept_weights(kept).items())))
+    mx.eval(model.parameters())
+    model.eval()
+    return student

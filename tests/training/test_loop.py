@@ -1,0 +1,94 @@
+"""The loop: an interrupted run goes on to the same bits, another run's folder is refused, a diverged one is told."""
+
+import mlx.core as mx
+import numpy as np
+import pandas as pd
+import pytest
+
+from edge0.errors import ErrorKind
+from edge0.training.loop import Run, Schedule
+
+SCHEDULE = Schedule(steps=12, batch=4, learning_rate=1e-2, warmup=3, accumulate=2, save_every=4)
+
+
+def start():
+    return {"layers.0.a": mx.ones((3,)), "list": [mx.zeros((2, 3)), mx.ones((2,))]}
+
+
+def batches(step, part):
+    rng = np.random.default_rng([step, part])
+    return mx.array(rng.normal(size=(4, 3)), mx.float32)
+
+
+def loss(trained, x):
+    y = x * trained["layers.0.a"] @ trained["list"][0].T + trained["list"][1]
+    return (y - x[:, :2]).square().mean(), {"size": y.square().mean()}
+
+
+def begin(folder, schedule=SCHEDULE, seed=0):
+    return Run(folder, schedule, start, {"seed": seed})
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+    whole = begin(tmp_path / "whole")
+    whole.advance(loss, batches)
+
+    def stop(step, _):
+        if step == 7:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        begin(tmp_path / "cut").advance(loss, batches, stop)
+    again = begin(tmp_path / "cut")
+    assert again.step == 4 and len(again.rows) == 4
+    again.advance(loss, batches)
+    for left, right in ((whole.trained["layers.0.a"], again.trained["layers.0.a"]),
+                        *zip(whole.trained["list"], again.trained["list"], strict=True)):  # fmt: skip
+        assert np.array(left).tobytes() == np.array(right).tobytes()
+    tables = [pd.read_json(tmp_path / name / "losses.jsonl", lines=True) for name in ("whole", "cut")]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+    assert list(tables[0]["step"]) == list(range(12)) and {"rate", "gradient_norm", "size"} <= set(tables[0])
+    assert tables[0]["loss"].iloc[-1] < tables[0]["loss"].iloc[0]
+    done = begin(tmp_path / "cut")
+    assert done.step == 12
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path, refused):
+    begin(tmp_path).advance(loss, batches)
+    refused(ErrorKind.TRAINING_MISMATCH, lambda: begin(tmp_path, seed=1), tmp_path, "remove this one")
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_state_before_it(tmp_path, refused):
+    def broken(trained, x):
+        value, told = loss(trained, x)
+        return value * mx.array(float("nan")), told
+
+    run = begin(tmp_path)
+    run.advance(loss, batches, stop=lambda run: run.step == 4)
+    kept = (tmp_path / "state.safetensors").read_bytes()
+    refused(ErrorKind.TRAINING_DIVERGED, lambda: begin(tmp_path).advance(broken, batches), "step 4", tmp_path)
+    assert (tmp_path / "state.safetensors").read_bytes() == kept
+
+
+def test_accumulated_micro_batches_are_one_large_batch(tmp_path):
+    """Of two halves the mean gradient is the whole's."""
+
+    def whole(step, part):
+        return mx.concatenate([batches(step, 0), batches(step, 1)])
+
+    parts = begin(tmp_path / "parts")
+    parts.advance(loss, batches)
+    one = Run(tmp_path / "one", Schedule(steps=12, batch=8, learning_rate=1e-2, warmup=3), start, {})
+    one.advance(loss, whole)
+    for name in ("layers.0.a",):
+        np.testing.assert_allclose(np.array(parts.trained[name]), np.array(one.trained[name]), rtol=1e-5)
+
+
+def test_the_rate_warms_up_and_falls_to_its_last_share():
+    rates = [SCHEDULE.rate(step) for step in range(12)]
+    assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2]) and rates[3] == pytest.approx(1e-2)
+    assert rates[3:] == sorted(rates[3:], reverse=True) and SCHEDULE.rate(12) == pytest.approx(1e-3)

@@ -1,0 +1,149 @@
+"""The phases on a small random checkpoint: each trains what it says and nothing else, and its files serve."""
+
+import dataclasses
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from reference import PROMPT
+
+from edge0 import Engine, EngineOptions
+from edge0.errors import ErrorKind
+from edge0.training import phases
+from edge0.training.adapters import load_adapter, save_adapter
+from edge0.training.corpus import Corpus, Sample
+from edge0.training.loop import Schedule
+from edge0.training.sampling import answers
+from edge0.training.scoring import score, teacher_forced
+from edge0.training.student import Student, warm_start
+
+SCHEDULE = Schedule(steps=6, batch=8, learning_rate=5e-3, warmup=2, save_every=2)
+K = 4
+
+
+def samples(seed, count=24):
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        asked, said = (rng.integers(0, 256, rng.integers(4, 8)).tolist() for _ in range(2))
+        made.append(Sample((*asked, *said, 256), len(asked), str(asked)))
+    return tuple(made)
+
+
+@pytest.fixture
+def task(tier, checkpoint, tmp_path):
+    corpus = Corpus(tmp_path / "corpus.jsonl", samples(0), "digest", 0)
+    student = Student(checkpoint, K, tier.owners)
+    return phases.Task(student, corpus, samples(1), tmp_path / "run", 0, SCHEDULE)
+
+
+@pytest.fixture
+def untrained(task, tier):
+    return warm_start(task.student, tier.owners, tier.head_hidden, 0)
+
+
+def test_untrained_heads_are_the_next_router_on_this_layers_input(task, untrained):
+    student = task.student
+    owner = student.executor.owners[1]
+    student.forward(mx.array([PROMPT]), mx.array([[5]]), untrained)
+    seen = student.executor.seen[owner]
+    expected = student.blocks[owner + 1].logits(seen.x)
+    np.testing.assert_allclose(np.array(student.executor.head_logits[owner]), np.array(expected), atol=1e-4)
+
+
+def test_phase_1_comes_nearer_to_the_routers_and_leaves_the_base_alone(task, tier):
+    before = np.array(task.student.blocks[tier.owners[0]].gate.weight)
+    heads, run = phases.train_heads(dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=30)), 16)
+    assert np.mean([row["loss"] for row in run.rows[-3:]]) < 0.8 * run.rows[0]["loss"]
+    assert {name.split(".")[1] for name in heads} == {str(owner) for owner in tier.owners}
+    assert heads[f"layers.{tier.owners[0]}.fc1.weight"].shape[0] == 16
+    assert np.array(task.student.blocks[tier.owners[0]].gate.weight).tobytes() == before.tobytes()
+    _, recall = teacher_forced(task.student, task.corpus.samples, heads, None, 256)
+    assert set(recall) == set(task.student.executor.predicted) and all(0 <= share <= 1 for share in recall.values())
+
+
+def test_phase_1_ends_when_held_out_recall_has_not_grown(task):
+    still = dataclasses.replace(task, schedule=Schedule(steps=40, batch=8, learning_rate=0.0, save_every=2))
+    _, run = phases.train_heads(still, 16)
+    assert run.step == 2 * (phases.PATIENCE + 1)
+
+
+def test_phase_2_trains_the_lora_alone_on_the_students_path(task, untrained):
+    kept = {name: np.array(value) for name, value in untrained.items()}
+    lora, run = phases.train_lora(task, untrained)
+    assert all(name.endswith((".lora_A", ".lora_B")) for name in lora)
+    assert all(float(mx.abs(value).max()) > 0 for name, value in lora.items() if name.endswith("lora_B"))
+    assert all(np.array(untrained[name]).tobytes() == value.tobytes() for name, value in kept.items())
+    assert any((np.array(seen.indices) != np.array(seen.native)).any() for seen in task.student.executor.seen.values())
+    native, _ = phases.train_lora(dataclasses.replace(task, folder=task.folder / "native"), None)
+    assert any((np.array(native[name]) != np.array(lora[name])).any() for name in lora)
+    assert run.rows[-1]["loss"] < run.rows[0]["loss"]
+
+
+def test_an_untrained_lora_changes_nothing(task, untrained):
+    plain = np.array(task.student.forward(mx.array([PROMPT]), mx.array([[5]]), untrained))
+    task.student.use_lora()
+    fresh = phases.fresh_lora(task.student.config, 3)
+    corrected = task.student.forward(mx.array([PROMPT]), mx.array([[5]]), untrained, fresh)
+    assert np.array(corrected).tobytes() == plain.tobytes()
+
+
+def test_joint_training_returns_both_files(task, untrained):
+    both, _ = phases.train_lora(task, untrained, jointly=True)
+    assert set(untrained) < set(both)
+    assert any((np.array(both[name]) != np.array(value)).any() for name, value in untrained.items())
+
+
+def test_phase_3_learns_from_its_own_text(task, untrained, checkpoint):
+    teacher = Student(checkpoint, 8)
+    lora, run = phases.train_on_policy(dataclasses.replace(task, schedule=SCHEDULE), teacher, untrained, None, 6)
+    assert len(run.rows) == SCHEDULE.steps and all(row["loss"] >= -1e-5 for row in run.rows)
+    again, _ = phases.train_on_policy(
+        dataclasses.replace(task, folder=task.folder / "again"), teacher, untrained, None, 6
+    )
+    assert all(np.array(lora[name]).tobytes() == np.array(again[name]).tobytes() for name in lora)
+
+
+def test_trained_files_serve_the_answers_that_were_scored(task, tier, checkpoint, copy_of):
+    directory = copy_of(tier.name)
+    heads, _ = phases.train_heads(task, tier.head_hidden)
+    lora, _ = phases.train_lora(dataclasses.replace(task, folder=task.folder / "2"), heads)
+    for kind, tensors in (("prerouter", heads), ("lora", lora)):
+        save_adapter(directory, kind, K, tensors, tier.owners, "a test")
+        loaded, _ = load_adapter(directory, kind, K)
+        stored = phases.as_stored(tensors)
+        assert all(np.array(loaded[name]).tobytes() == np.array(stored[name]).tobytes() for name in stored)
+    scores, _ = score(task.student, task.held, phases.as_stored(heads), phases.as_stored(lora), 256)
+    with Engine(directory, EngineOptions(k=K)) as engine:
+        for sample, scored in list(zip(task.held, scores, strict=True))[:6]:
+            request = engine.new_request()
+            logits, said = engine.prefill(request, list(sample.tokens[: sample.prompt_length])), []
+            while len(said) < len(scored.answer):
+                said.append(int(mx.argmax(logits).item()))
+                logits = engine.step(request, said[-1])
+            request.release()
+            assert tuple(said) == scored.answer
+
+
+def test_an_adapter_of_another_base_is_refused(task, tier, checkpoint, copy_of, tmp_path, refused):
+    other = copy_of(tier.name)
+    heads = warm_start(task.student, tier.owners, tier.head_hidden, 0)
+    path = save_adapter(other, "prerouter", K, heads, tier.owners, "a test", base=checkpoint)
+    assert load_adapter(other, "prerouter", K)  # the same weights in another place are the same base
+    shard = next(other.glob("model*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    for place in range(8 + int.from_bytes(data[:8], "little"), len(data), 4099):
+        data[place] ^= 1
+    shard.write_bytes(bytes(data))
+    for call in (lambda: load_adapter(other, "prerouter", K), lambda: Engine(other, EngineOptions(k=K, lora=False))):
+        refused(ErrorKind.ADAPTER_MISMATCH, call, path, "base", "trained for another base")
+
+
+def test_answers_of_many_prompt_lengths_come_in_their_order(task):
+    prompts = [sample.tokens[: sample.prompt_length] for sample in task.held[:7]]
+    together = answers(task.student, prompts, None, None, 5, 256)
+    alone = [answers(task.student, [prompt], None, None, 5, 256)[0] for prompt in prompts]
+    assert together == alone
+    key = mx.random.key(1)
+    drawn = [answers(task.student, prompts, None, None, 5, 256, key) for _ in range(2)]
+    assert drawn[0] == drawn[1] != together
