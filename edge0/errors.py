@@ -58,7 +58,7 @@ class ErrorKind(enum.Enum):
     OUTPUT_BUSY = "another process is writing the same output"
     # --- training ----------------------------------------------------------------------------------------------
     CORPUS_INVALID = "a corpus holds lines that are no samples, or none at all"
-    TRAINING_MISMATCH = "a folder holds a training run of something else, or an adapter was trained for another base"
+    TRAINING_MISMATCH = "a folder holds a training run of something else"
     TRAINING_DIVERGED = "a loss is not a finite number"
     # --- while serving -----------------------------------------------------------------------------------------
     READ_FAILED = "the storage returned an error or fewer bytes than asked for while weights were read"

@@ -47,9 +47,10 @@ class Opening:
         routes = options.prerouter != "off"
         heads = open_adapter(directory, config.family, "prerouter", adapter_k) if routes else None
         lora = open_adapter(directory, config.family, "lora", adapter_k) if options.lora else None
-        for adapter in (heads, lora):
-            if adapter is not None and adapter.base is not None:
-                adapter.check_base(fingerprint(index, config))
+        if bound := [adapter for adapter in (heads, lora) if adapter is not None and adapter.base is not None]:
+            found = fingerprint(index, config)
+            for adapter in bound:
+                adapter.check_base(found)
         schedule = (
             Schedule.of(config, heads.owners, options.launch_groups, heads.header.path)
             if heads

@@ -376,14 +376,7 @@ TIERS: dict[str, Tier] = {
         Tier("mini-8b", LING, _ling(12, 1024, 64, 256, 8, 128, 64), tuple(range(3, 11)), 128, 1),
         Tier("unit-35b", QWEN, _qwen(8, 128, 32, 64, 4, 32, 2), tuple(range(0, 7)), 64, 4),
         Tier("unit-8b", LING, _ling(8, 128, 32, 64, 4, 64, 32), tuple(range(2, 7)), 64, 1),
-        Tier(
-            "tiny-35b",
-            QWEN,
-            _qwen(6, 128, 32, 64, 4, 32, 2) | {"full_attention_interval": 2},
-            tuple(range(0, 5)),
-            128,
-            1,
-        ),
+        Tier("tiny-35b", QWEN, _qwen(6, 128, 32, 64, 4, 32, 2) | {"full_attention_interval": 2}, tuple(range(5)), 128, 1),
         Tier("tiny-8b", LING, _ling(6, 128, 32, 64, 4, 64, 32) | {"layer_group_size": 2}, tuple(range(1, 5)), 128, 1),
     )
 }

@@ -1,14 +1,12 @@
 """Trained tensors as adapter files, and back: F16, in the released form, with the base that they were trained for.
 
-Beside each file lies a model card that says how it came about. Knows nothing of training.
+Knows nothing of training.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -17,8 +15,6 @@ from edge0.checkpoint.fingerprint import fingerprint
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import read_config
-
-CARD = "card.json"
 
 
 def save_adapter(
@@ -67,17 +63,3 @@ def load_adapter(directory: Path, kind: str, k: int) -> tuple[dict[str, mx.array
     tensors = {name: arrays[entry.name].astype(mx.float32) for name, entry in adapter.tensors.items()}
     mx.eval(tensors)
     return tensors, adapter.owners
-
-
-def write_card(folder: Path, about: Mapping[str, Any]) -> None:
-    """The model card of what a folder's run trained, as JSON. OSError passes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-def default_owners(directory: Path) -> tuple[int, ...]:
-    """The layers that own a head where the checkpoint has none yet: gate layers in the released models' proportion."""
-    config = read_config(directory)
-    share = {"35b": 6 / 40, "8b": 7 / 24}[config.family.tag]
-    first = max(config.dense_layers, round(share * config.layers))
-    return tuple(range(first, config.layers - 1))

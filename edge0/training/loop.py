@@ -85,7 +85,7 @@ class Run:
             batches: (step, micro-batch) to what `loss` takes.
             watch: told each step and its loss.
         """
-        compute = mx.value_and_grad(lambda trained, batch: loss(trained, batch))
+        compute = mx.value_and_grad(loss)
         while self.step < self.schedule.steps:
             grads, figures = None, {}
             for part in range(self.schedule.accumulate):
@@ -145,8 +145,3 @@ class Run:
         )
         mx.eval(self.trained, self._optimizer.state)
         self.step, self.rows = int(metadata["step"]), json.loads(metadata["rows"])
-
-
-def count(trained: Tree) -> int:
-    """Numbers that are trained."""
-    return sum(value.size for _, value in tree_flatten(trained))

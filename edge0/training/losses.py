@@ -9,6 +9,8 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+LEAST = 1e-6  # probability of the bucket, so that its logarithm is one
+
 
 def mean_over(values: mx.array, counted: mx.array) -> mx.array:
     """The mean of `values` `[B, T]` where `counted`; 0 where nothing counts."""
@@ -48,9 +50,6 @@ def reverse_kl(student: mx.array, teacher: mx.array, counted: mx.array, top: int
     chosen = mx.argpartition(teacher, kth=-top, axis=-1)[..., -top:]
     log_q, log_p = (_with_tail(part, chosen) for part in (student, mx.stop_gradient(teacher)))
     return mean_over((mx.exp(log_q) * (log_q - log_p)).sum(axis=-1), counted)
-
-
-LEAST = 1e-6  # probability of the bucket, so that its logarithm is one
 
 
 def _with_tail(logits: mx.array, chosen: mx.array) -> mx.array:

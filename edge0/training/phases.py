@@ -90,7 +90,7 @@ def train_heads(
         served = executor.served & (executor.positions < batch.lengths)
         counted = mx.concatenate([served[:, 1:], mx.zeros_like(served[:, :1])], axis=1)
         for owner in owners:
-            features = mx.stop_gradient(executor.features(owner, executor.seen[owner].x))
+            features = mx.stop_gradient(executor.features(owner))
             target = executor.seen[owner + 1].logits
             ahead = mx.concatenate([target[:, 1:], target[:, :1]], axis=1)
             predicted = head_logits(heads, owner, features)
@@ -146,7 +146,7 @@ def train_on_policy(
 ) -> tuple[dict[str, mx.array], Run]:
     """Phase 3: the student answers prompts of the corpus by its own sampling, the teacher scores every token of it."""
     student = task.student
-    prompts = epochs(task.corpus.samples, task.schedule.batch, task.schedule.accumulate, task.seed, task.pad)
+    prompts = task.batches()
     run: Run | None = None
 
     def spoken(step: int, part: int) -> tuple[Batch, mx.array]:

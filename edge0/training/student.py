@@ -90,12 +90,11 @@ class SequenceExecutor:
                 weights = mx.where(self.served[..., None], ahead[1], weights)
         self.seen[layer] = Seen(x, logits, native, indices)
         if self.heads is not None and layer in self.owners:
-            self._look_ahead(layer, x)
+            self._look_ahead(layer)
         return block.switch_mlp(x, indices), weights
 
-    def _look_ahead(self, owner: int, x: mx.array) -> None:
-        features = self.features(owner, x)
-        self.head_logits[owner] = logits = head_logits(self.heads, owner, features)
+    def _look_ahead(self, owner: int) -> None:
+        self.head_logits[owner] = logits = head_logits(self.heads, owner, self.features(owner))
         self.route = self.router(logits)
         self.next.forecast[owner + 1] = tuple(part[:, -1:] for part in self.route)
 
@@ -108,17 +107,17 @@ class SequenceExecutor:
         first = before or tuple(mx.zeros_like(part[:, :1]) for part in route)
         return tuple(mx.concatenate([a, part[:, :-1]], axis=1) for a, part in zip(first, route, strict=True))
 
-    def features(self, owner: int, x: mx.array, feature: str | None = None) -> mx.array:
+    def features(self, owner: int) -> mx.array:
         """`[B, T, D + 2E]`: the layer's input, its one-hots of this position and of the one before."""
         seen = self.seen[owner]
-        chosen = seen.native if (feature or self.feature) != EXECUTED else seen.indices
-        now = multi_hot(mx.stop_gradient(chosen), self.config.experts, x.dtype)
+        chosen = seen.indices if self.feature == EXECUTED else seen.native
+        now = multi_hot(mx.stop_gradient(chosen), self.config.experts, seen.x.dtype)
         self.next.executed[owner] = now[:, -1:]
         last = self.carry.executed.get(owner)
         before = mx.concatenate([mx.zeros_like(now[:, :1]) if last is None else last, now[:, :-1]], axis=1)
         if not self.config.family.first_step_predicted:  # heads first run on the first decode step: no history there
             before = mx.where((self.positions == self.prompt_lengths)[..., None], 0, before)
-        return mx.concatenate([x, now, before], axis=-1)
+        return mx.concatenate([seen.x, now, before], axis=-1)
 
 
 class Student:
@@ -215,18 +214,13 @@ def _overlap(seen: Seen, counted: mx.array) -> mx.array:
     return (same * counted).sum() / mx.maximum(counted.sum(), 1)
 
 
-def router_weight(block: StreamedMoE) -> mx.array:
-    """`[E, D]` of a block's own router, plain."""
-    return block.gate.weight
-
-
 def warm_start(student: Student, owners: Iterable[int], inner: int, seed: int) -> dict[str, mx.array]:
     """Untrained heads: the next layer's router on this layer's input, and a zero correction (paper section 4)."""
     config, tensors = student.config, {}
     width = config.hidden + 2 * config.experts
     keys = mx.random.split(mx.random.key(seed), len(tuple(owners)))
     for owner, key in zip(owners, keys, strict=True):
-        router = router_weight(student.blocks[owner + 1]).astype(mx.float32)
+        router = student.blocks[owner + 1].gate.weight.astype(mx.float32)
         tensors[f"layers.{owner}.fc1.weight"] = mx.random.normal((inner, width), key=key) / width**0.5
         tensors[f"layers.{owner}.fc2.weight"] = mx.zeros((config.experts, inner))
         tensors[f"layers.{owner}.linear_init.weight"] = mx.pad(router, [(0, 0), (0, width - config.hidden)])
