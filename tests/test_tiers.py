@@ -76,7 +76,7 @@ def test_layers_out_of_range(refused, layers):
 
 @pytest.mark.parametrize("name", ["", "mini", "MINI-35B", "edge0-35b", "unit-35b "])
 def test_unknown_tier(refused, name):
-    refused(ErrorKind.TIER_UNKNOWN, lambda: find_tier(name), repr(name), "mini-35b", "unit-8b")
+    refused(ErrorKind.TIER_UNKNOWN, lambda: find_tier(name), "tier: no such tier", repr(name), "mini-35b", "unit-8b")
 
 
 def test_what_is_read(checkpoints):

@@ -32,13 +32,17 @@ def save_adapter(
         base: the checkpoint that they were trained for, where that is not `directory`.
 
     Raises:
-        Edge0Error: OUTPUT_UNWRITABLE; what the base is refused for.
+        Edge0Error: OUTPUT_UNWRITABLE, also where it would replace a file that was not trained here, such as a
+            released one; what the base is refused for.
     """
     base = base or directory
     config = read_config(base)
     about = {"source": source, "base": fingerprint(CheckpointIndex.open(base), config)}
     metadata = adapter_metadata(config.family, kind, k, owners, **about)
     path = adapter_path(directory, config.family, kind, k)
+    if path.exists() and open_adapter(directory, config.family, kind, k).base is None:
+        detail, hint = "is there already, and was not trained here", "name another directory (--out)"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint=hint)
     partial = path.with_name(f".{path.name}")
     arrays = {name: value.astype(mx.float16) for name, value in tensors.items()}
     try:
@@ -50,15 +54,21 @@ def save_adapter(
     return path
 
 
-def load_adapter(directory: Path, kind: str, k: int) -> tuple[dict[str, mx.array], tuple[int, ...]]:
+def load_adapter(
+    directory: Path, kind: str, k: int, base: Path | None = None
+) -> tuple[dict[str, mx.array], tuple[int, ...]]:
     """The tensors in fp32, as the engine will use them, and the owners of heads.
+
+    Args:
+        base: the checkpoint that they were trained for, where that is not `directory`.
 
     Raises:
         Edge0Error: whatever the adapter is refused for.
     """
-    config = read_config(directory)
+    base = base or directory
+    config = read_config(base)
     adapter = open_adapter(directory, config.family, kind, k)
-    adapter.check_base(fingerprint(CheckpointIndex.open(directory), config))
+    adapter.check_base(fingerprint(CheckpointIndex.open(base), config))
     arrays = mx.load(str(adapter.header.path))
     tensors = {name: arrays[entry.name].astype(mx.float32) for name, entry in adapter.tensors.items()}
     mx.eval(tensors)

@@ -7,11 +7,13 @@ interrupted goes on to the same bits. Knows nothing of models, heads or tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from edge0.errors import Edge0Error, ErrorKind
 Tree = Any  # arrays in dictionaries and lists
 Loss = Callable[[Tree, Any], tuple[mx.array, dict[str, mx.array]]]  # (what is trained, micro-batch) -> loss, figures
 STATE, LOSSES = "state.safetensors", "losses.jsonl"
+# The package's files that a run computes with.
+COMPUTES = ("training", "models", "prerouter", "streaming/moe.py", "routing.py", "lora.py", "tiers.py")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Run:
     A row is of one step: step, rate, gradient_norm, loss and what else the loss told; losses.jsonl holds them.
 
     Args:
-        identity: what the run depends on; a folder of another identity is refused.
+        identity: what the run depends on beside code and MLX's version; a folder of another identity is refused.
 
     Raises:
         Edge0Error: TRAINING_MISMATCH when the folder holds a run of another identity; OUTPUT_UNWRITABLE.
@@ -63,7 +67,7 @@ class Run:
 
     def __init__(self, folder: Path, schedule: Schedule, start: Callable[[], Tree], identity: dict[str, Any]):
         self.folder, self.schedule = folder, schedule
-        self._identity = json.dumps(identity, sort_keys=True)
+        self._identity = json.dumps(identity | {"code": code(), "mlx": mx.__version__}, sort_keys=True)
         self._optimizer = optim.AdamW(0.0, betas=list(schedule.betas), weight_decay=schedule.weight_decay)
         self.rows: list[dict[str, float]] = []
         self.trained, self.step = start(), 0
@@ -131,12 +135,14 @@ class Run:
     def _resume(self, state: Path) -> None:
         arrays, metadata = mx.load(str(state), return_metadata=True)
         if metadata["identity"] != self._identity:
+            ours, held = json.loads(self._identity), json.loads(metadata["identity"])
+            differing = sorted(key for key in ours | held if ours.get(key) != held.get(key))
             raise Edge0Error(
                 ErrorKind.TRAINING_MISMATCH,
-                "the folder holds a run of something else",
+                f"the folder holds a run with another {', '.join(differing)}",
                 path=state,
-                expected=self._identity,
-                found=metadata["identity"],
+                expected=json.dumps({key: ours.get(key) for key in differing}),
+                found=json.dumps({key: held.get(key) for key in differing}),
                 hint="name another folder, or remove this one",
             )
         self.trained, self._optimizer.state = (
@@ -145,3 +151,13 @@ class Run:
         )
         mx.eval(self.trained, self._optimizer.state)
         self.step, self.rows = int(metadata["step"]), json.loads(metadata["rows"])
+
+
+@cache
+def code() -> str:
+    """What tells two versions of the computing code apart: 64 hexadecimal digits."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for place in COMPUTES:
+        for path in sorted((package / place).rglob("*.py")) or [package / place]:
+            digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

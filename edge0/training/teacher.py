@@ -21,7 +21,7 @@ from edge0.checkpoint.quantise import write_checkpoint
 from edge0.checkpoint.synth import released_config
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.serving.vocabulary import Vocabulary
-from edge0.tiers import ModelConfig, Tier, parse_config
+from edge0.tiers import ModelConfig, Tier, find_tier, parse_config
 from edge0.training import losses
 from edge0.training.corpus import Batch, Sample, chat_sample
 from edge0.training.loop import Run, Schedule
@@ -29,22 +29,17 @@ from edge0.training.student import Student
 from edge0.training.tasks import PHRASES, TASKS, Problem, held_out
 
 BALANCE = 0.01  # weight of the routers' load balancing
-LONG = ("choice-of-10",)  # tasks with sequences about twice as long as the others; a batch has one kind
 TEACHER_K = 8
-# How often each task is drawn among its kind: what is learnt last is drawn most.
-WEIGHTS = {
-    "addition": 3,
-    "copy": 1,
-    "reverse": 1,
-    "modulo": 3,
-    "chain": 4,
-    "choice-of-4": 4,
-    "function": 1,
-    "instruction": 3,
-}
+# Groups of tasks with sequences of about one length, since a batch is padded to its longest: the group's share of all
+# batches, and how often each task is drawn within it. What is learnt last is drawn most.
+GROUPS: tuple[tuple[float, Mapping[str, int]], ...] = (
+    (0.35, {"addition": 3, "copy": 1, "reverse": 1, "modulo": 3}),
+    (0.50, {"chain": 4, "choice-of-4": 3, "function": 1, "instruction": 3}),
+    (0.15, {"choice-of-10": 1}),
+)
 SCHEDULES = {
-    "tiny-35b": Schedule(steps=2000, batch=50, learning_rate=2e-3, warmup=50),
-    "tiny-8b": Schedule(steps=2000, batch=50, learning_rate=2e-3, warmup=50),
+    "tiny-35b": Schedule(steps=3000, batch=50, learning_rate=2e-3, warmup=50),
+    "tiny-8b": Schedule(steps=3000, batch=50, learning_rate=2e-3, warmup=50),
 }
 SOURCE = "edge0 train base"
 
@@ -55,18 +50,17 @@ def sample_of(problem: Problem, vocabulary: Vocabulary) -> Sample:
 
 
 def drawn(vocabulary: Vocabulary, batch: int, seed: int) -> Callable[[int, int], Batch]:
-    """(step, micro-batch) to a batch of fresh problems, none of them held out; one in four batches is of long ones."""
-    names, weights = zip(*WEIGHTS.items(), strict=True)
-    shares = np.array(weights) / sum(weights)
+    """(step, micro-batch) to a batch of fresh problems of one group, none of them held out."""
     pad = vocabulary.tokenizer.eos_token_id
+    shares, groups = zip(*GROUPS, strict=True)
 
     def make(step: int, part: int) -> Batch:
         rng = np.random.default_rng([seed, step, part])
-        long = rng.random() < 0.25
+        weights = groups[rng.choice(len(groups), p=shares)]
+        names, chances = list(weights), np.array(list(weights.values())) / sum(weights.values())
         samples: list[Sample] = []
         while len(samples) < batch:
-            task = LONG[0] if long else names[rng.choice(len(names), p=shares)]
-            problem = TASKS[task](rng)
+            problem = TASKS[names[rng.choice(len(names), p=chances)]](rng)
             if not held_out(problem.prompt):
                 samples.append(sample_of(problem, vocabulary))
         return Batch.of(samples, pad)
@@ -134,17 +128,19 @@ def keep(student: Student, path: Path, tier: Tier, seed: int) -> None:
     """Save all parameters in bf16 as one file. OSError passes."""
     arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
     partial = path.with_name(f".{path.name}")
-    mx.save_safetensors(str(partial), arrays, {"format": "mlx", "source": f"{SOURCE} {tier.name} --seed {seed}"})
+    mx.save_safetensors(str(partial), arrays, {"format": "mlx", "source": SOURCE, "tier": tier.name, "seed": str(seed)})
     partial.replace(path)
 
 
-def write(tier: Tier, directory: Path, weights: Mapping[str, mx.array], seed: int) -> Path:
-    """The int4 checkpoint of a teacher.
+def write(kept: Path, directory: Path) -> Path:
+    """The int4 checkpoint of a teacher that `keep` saved.
 
     Raises:
-        Edge0Error: as `quantise.write_checkpoint`.
+        Edge0Error: what the file is refused for; as `quantise.write_checkpoint`.
     """
-    return write_checkpoint(tier, directory, weights, f"{SOURCE} {tier.name} --seed {seed}", PHRASES)
+    said = read_header(kept).metadata
+    tier, seed = said.get("tier", "not named in the file"), said.get("seed")
+    return write_checkpoint(find_tier(tier), directory, kept_weights(kept), f"{SOURCE} {tier} --seed {seed}", PHRASES)
 
 
 def kept_weights(path: Path) -> dict[str, mx.array]:

@@ -1,6 +1,8 @@
 """The phases on a small random checkpoint: each trains what it says and nothing else, and its files serve."""
 
 import dataclasses
+import functools
+import shutil
 
 import mlx.core as mx
 import numpy as np
@@ -106,6 +108,7 @@ def test_phase_3_learns_from_its_own_text(task, untrained, checkpoint):
 
 def test_trained_files_serve_the_answers_that_were_scored(task, tier, checkpoint, copy_of):
     directory = copy_of(tier.name)
+    shutil.rmtree(directory / "artifacts")
     heads, _ = phases.train_heads(task, tier.head_hidden)
     lora, _ = phases.train_lora(dataclasses.replace(task, folder=task.folder / "2"), heads)
     for kind, tensors in (("prerouter", heads), ("lora", lora)):
@@ -127,6 +130,7 @@ def test_trained_files_serve_the_answers_that_were_scored(task, tier, checkpoint
 
 def test_an_adapter_of_another_base_is_refused(task, tier, checkpoint, copy_of, tmp_path, refused):
     other = copy_of(tier.name)
+    shutil.rmtree(other / "artifacts")
     heads = warm_start(task.student, tier.owners, tier.head_hidden, 0)
     path = save_adapter(other, "prerouter", K, heads, tier.owners, "a test", base=checkpoint)
     assert load_adapter(other, "prerouter", K)  # the same weights in another place are the same base
@@ -147,3 +151,8 @@ def test_answers_of_many_prompt_lengths_come_in_their_order(task):
     key = mx.random.key(1)
     drawn = [answers(task.student, prompts, None, None, 5, 256, key) for _ in range(2)]
     assert drawn[0] == drawn[1] != together
+
+
+def test_a_released_adapter_is_not_replaced(untrained, tier, checkpoint, refused):
+    save = functools.partial(save_adapter, checkpoint, "prerouter", K, untrained, tier.owners, "a test")
+    refused(ErrorKind.OUTPUT_UNWRITABLE, save, "was not trained here", "--out")
