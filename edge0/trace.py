@@ -17,13 +17,17 @@ import numpy as np
 
 from edge0.checkpoint.header import LENGTH_FIELD_BYTES, FileIdentity, ShardHeader, read_header
 from edge0.checkpoint.output import Output
-from edge0.checkpoint.strict import regular_file, shown
+from edge0.checkpoint.strict import plain, regular_file, shown
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import ModelConfig
 
 FORMAT, VERSION, TENSOR = "edge0-route-trace", "1", "routes"
 MOST_EXPERTS = 2**16  # ids are stored in 16 bits
-MAKE_ANOTHER = "record or generate it again"
+MAKE_ONE = "make one with `edge0 trace record` or `edge0 trace generate`"
+NO_SAFETENSORS = {
+    *(ErrorKind.HEADER_TOO_SHORT, ErrorKind.HEADER_LENGTH),
+    *(ErrorKind.HEADER_UTF8, ErrorKind.HEADER_JSON),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +99,7 @@ class RouteTrace:
                     tensor=what,
                     expected=numbers(expected),
                     found=numbers(found),
-                    hint=f"{MAKE_ANOTHER} for this model and K",
+                    hint=f"{MAKE_ONE}, for this model and K",
                 )
 
     def step(self, number: int) -> Mapping[int, np.ndarray]:
@@ -110,7 +114,7 @@ class RouteTrace:
                 "the request goes on beyond the end of the route trace",
                 expected=f"up to {self.tokens} tokens after the prompt",
                 found=f"token {number + 1}",
-                hint="decode fewer tokens, or make a longer trace",
+                hint="decode fewer tokens, or make a longer trace (`edge0 trace record` or `edge0 trace generate`)",
             )
         return dict(zip(self.layers, self.routes[number], strict=True))
 
@@ -150,9 +154,10 @@ class RouteTrace:
         Raises:
             Edge0Error: what `read_header` raises, TRACE_INVALID, FILE_CHANGED.
         """
-        header = read_header(path)
-        found = {key: header.metadata.get(key) for key in ("format", "version")}
-        require(found == {"format": FORMAT, "version": VERSION}, "format", f"{FORMAT} version {VERSION}", found, path)
+        header = _header(path)
+        form, version = (header.metadata.get(key) for key in ("format", "version"))
+        found = "none" if form is None else f"{plain(form)} version {plain(version or 'unknown')}"
+        require((form, version) == (FORMAT, VERSION), "format", f"{FORMAT} version {VERSION}", found, path)
         shape = {name: (entry.dtype, len(entry.shape)) for name, entry in header.tensors.items()}
         require(shape == {TENSOR: ("U16", 3)}, TENSOR, "one U16 tensor of three dimensions", list(shape.items()), path)
         kinds = (("layers", list), ("experts", int), ("about", dict))
@@ -162,15 +167,8 @@ class RouteTrace:
         except Edge0Error as error:
             if error.path is not None:
                 raise
-            raise Edge0Error(
-                error.kind,
-                error.detail,
-                path=path,
-                tensor=error.tensor,
-                expected=error.expected,
-                found=error.found,
-                hint=error.hint,
-            ) from error
+            sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
+            raise Edge0Error(error.kind, error.detail, path=path, tensor=error.tensor, **sides) from error
 
 
 def generate(
@@ -219,7 +217,7 @@ def multi_hot(routes: np.ndarray, experts: int) -> np.ndarray:
 
 
 def free_path(path: Path | str) -> Path:
-    """The path, if nothing is there yet.
+    """The path, if nothing is there yet, in a folder that is.
 
     Raises:
         Edge0Error: OUTPUT_UNWRITABLE.
@@ -231,6 +229,13 @@ def free_path(path: Path | str) -> Path:
             "something is there already",
             path=path,
             hint="remove it, or name another place",
+        )
+    if not path.parent.is_dir():
+        raise Edge0Error(
+            ErrorKind.OUTPUT_UNWRITABLE,
+            f"there is no folder {path.parent}",
+            path=path,
+            hint="make it, or name another place",
         )
     return path
 
@@ -262,8 +267,26 @@ def require(holds: bool, key: str, expected: str, found: object, path: Path | st
             tensor=key,
             expected=expected,
             found=found if isinstance(found, int | str) else shown(found),
-            hint=MAKE_ANOTHER,
+            hint=MAKE_ONE,
         )
+
+
+def _header(path: Path | str) -> ShardHeader:
+    """The header of a trace's file. What is wrong with it is said of a trace, which nobody downloads."""
+    try:
+        return read_header(path)
+    except Edge0Error as error:
+        if error.kind is ErrorKind.FILE_UNREADABLE:
+            raise
+        detail, expected, found = f"not a valid route trace: {error.detail}", error.expected, error.found
+        if error.kind is ErrorKind.FILE_MISSING:
+            detail = "no such route trace"
+        elif error.kind in NO_SAFETENSORS:
+            empty = error.kind is ErrorKind.HEADER_TOO_SHORT
+            found = f"{error.found} bytes" if empty else "a file of another format, or a damaged one"
+            detail, expected = "not a route trace", f"a safetensors file of {FORMAT}"
+        sides = {"expected": expected, "found": found, "hint": MAKE_ONE}
+        raise Edge0Error(error.kind, detail, path=path, tensor=error.tensor, **sides) from error
 
 
 def _decoded(header: ShardHeader, key: str, kind: type) -> object:
@@ -279,7 +302,7 @@ def _decoded(header: ShardHeader, key: str, kind: type) -> object:
 
 def _routes(header: ShardHeader) -> np.ndarray:
     entry = header.tensors[TENSOR]
-    with regular_file(header.path, MAKE_ANOTHER) as (file, status):
+    with regular_file(header.path, MAKE_ONE) as (file, status):
         file.seek(entry.offset)
         raw = file.read(entry.nbytes)
     if FileIdentity.of(status) != header.identity or len(raw) != entry.nbytes:

@@ -22,7 +22,9 @@ from experiments.budgets.eviction import CacheBudget
 
 BUDGET_BY = {"eviction": CacheBudget, "cgroup": CgroupBudget, "balloon": BalloonBudget}
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}  # largest first
-_HINT = "one of warm, cold, budget:FRACTION (0 to 1) or budget:SIZE (such as 64MiB)"
+_READERS = "another process may map or read the checkpoint: end it, and measure again"
+_SMALL = "memory is too small to hold the checkpoint, or another process takes it: free some, or measure a budget"
+_FORMS = "warm, cold, budget:FRACTION (between 0 and 1) or budget:SIZE (such as 64MiB)"
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,15 @@ class Condition:
     nbytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in ("warm", "cold", "budget"):
-            raise Edge0Error(ErrorKind.CONDITION_UNKNOWN, "no such condition", expected=_HINT, found=self.name)
         given = [value for value in (self.fraction, self.nbytes) if value is not None]
+        if self.name not in ("warm", "cold", "budget"):
+            raise _refused("no such condition", self.name, ErrorKind.CONDITION_UNKNOWN)
         if len(given) != (self.name == "budget"):
-            detail = f"{self.name} takes {'one value' if self.name == 'budget' else 'no value'}"
-            raise Edge0Error(ErrorKind.OPTION_INVALID, detail, hint=_HINT)
+            raise _refused("takes one value" if self.name == "budget" else "takes no value", self.name)
         if self.fraction is not None and not 0 < self.fraction < 1:
-            detail = "a budget fraction lies between 0 and 1, both excluded"
-            raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected=_HINT, found=self.fraction)
+            raise _refused("a budget's fraction lies between 0 and 1, both excluded", f"{self.fraction:g}")
         if self.nbytes is not None and self.nbytes < 1:
-            raise Edge0Error(ErrorKind.OPTION_INVALID, "a budget has at least 1 byte", found=self.nbytes, hint=_HINT)
+            raise _refused("a budget has at least 1 byte", self.nbytes)
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -55,7 +55,7 @@ class Condition:
         name, colon, value = text.strip().partition(":")
         if not colon or name != "budget":
             if colon and name in ("warm", "cold"):
-                raise Edge0Error(ErrorKind.OPTION_INVALID, f"{name} takes no value", expected=name, found=text)
+                raise _refused(f"{name} takes no value", text)
             return cls(name)
         size = re.fullmatch(r"([0-9]+)(B|KiB|MiB|GiB)", value)
         if size:
@@ -63,7 +63,7 @@ class Condition:
         try:
             return cls(name, fraction=float(value))
         except ValueError:
-            raise Edge0Error(ErrorKind.OPTION_INVALID, "not a budget", expected=_HINT, found=text) from None
+            raise _refused("not a budget", text) from None
 
     def budget_bytes(self, expert_bytes: int) -> int | None:
         """Bytes that the page cache may hold of the expert records: None for warm (no limit), 0 for cold."""
@@ -81,6 +81,11 @@ class Condition:
         return self.name if self.fraction is None else f"budget:{self.fraction!r}"
 
 
+def _refused(detail: str, found: object, kind: ErrorKind = ErrorKind.OPTION_INVALID) -> Edge0Error:
+    """Named by the key that a condition is given under, in a configuration and on a command line."""
+    return Edge0Error(kind, detail, tensor="condition", expected=_FORMS, found=found if found != "" else "nothing")
+
+
 def open_budget(by: str, files: Mapping[Path, FilePages], budget_bytes: int, layout: ExpertLayout) -> Budget:
     """The budget of a run over a checkpoint's experts. `by`: "eviction", "cgroup" in a process that was started behind
     the prefix of `experiments.budgets.cgroups.limited_command`, or "balloon" on macOS.
@@ -90,7 +95,8 @@ def open_budget(by: str, files: Mapping[Path, FilePages], budget_bytes: int, lay
             cgroup, or a balloon is not used.
     """
     if by not in BUDGET_BY:
-        raise Edge0Error(ErrorKind.OPTION_INVALID, "option budget_by", expected=", ".join(BUDGET_BY), found=by)
+        expected = ", ".join(BUDGET_BY)
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "no such way", tensor="budget_by", expected=expected, found=by)
     return BUDGET_BY[by](files, budget_bytes, ranges_of(layout), layout.records())
 
 
@@ -116,7 +122,7 @@ def prepare_cold(files: Mapping[Path, FilePages]) -> int:
     for pages in files.values():
         pages.evict()
     cached, limit = _cached(files), sum(pages.file_bytes for pages in files.values()) // 100
-    _verify(cached <= limit, "cold", f"at most {limit} bytes cached", cached)
+    _verify(cached <= limit, "cold", f"at most {limit} bytes cached", cached, _READERS)
     return cached
 
 
@@ -125,7 +131,7 @@ def prepare_warm(files: Mapping[Path, FilePages]) -> int:
     for pages in files.values():
         pages.warm()
     cached, floor = _cached(files), -(-sum(pages.file_bytes for pages in files.values()) * 99 // 100)
-    _verify(cached >= floor, "warm", f"at least {floor} bytes cached", cached)
+    _verify(cached >= floor, "warm", f"at least {floor} bytes cached", cached, _SMALL)
     return cached
 
 
@@ -134,7 +140,7 @@ def prepare_budget(budget: Budget, seed: int) -> int:
     budget.prefill(seed)
     cached, kept, tolerance = budget.cached_bytes(), budget.kept_page_bytes(), budget.budget_bytes // 20
     low, high = kept - tolerance, kept + tolerance
-    _verify(low <= cached <= high, "budget", f"{low} to {high} bytes cached", cached)
+    _verify(low <= cached <= high, "budget", f"{low} to {high} bytes cached", cached, _READERS)
     return cached
 
 
@@ -142,7 +148,7 @@ def _cached(files: Mapping[Path, FilePages]) -> int:
     return sum(pages.cached_bytes() for pages in files.values())
 
 
-def _verify(holds: bool, name: str, expected: str, cached_bytes: int) -> None:
+def _verify(holds: bool, name: str, expected: str, cached_bytes: int, hint: str) -> None:
     if not holds:
-        detail, hint = f"the {name} condition was not reached", "another process may map or read the checkpoint"
-        raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, detail, expected=expected, found=cached_bytes, hint=hint)
+        sides = {"expected": expected, "found": cached_bytes, "hint": hint}
+        raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, f"{name} was not reached", tensor="condition", **sides)

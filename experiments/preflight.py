@@ -39,16 +39,18 @@ def preflight(options: SessionOptions) -> Ready:
             few of them; a condition or memory limit that cannot be kept here.
     """
     condition = Condition.parse(options.condition)
+    routes = RouteTrace.load(options.trace) if options.trace is not None else None
     for arm in options.arms:
         find_arm(arm)
     if not options.ks or not options.arms:
-        raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K")
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K", tensor="arms, ks")
     for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens", "run_timeout_s"):
         _require(name, getattr(options, name) >= 1, ">= 1", getattr(options, name))
     _require("bank", 0 < options.bank <= 1, "a share of all experts, above 0, up to 1", options.bank)
     _require("budget_by", options.budget_by in BUDGET_WAYS, " or ".join(BUDGET_WAYS), options.budget_by)
     records = any(ARMS[arm].records for arm in options.arms)
-    _require("records", options.records is not None or not records, "a repacked checkpoint", None)
+    repack = "a checkpoint that `edge0 repack` made, for the arms that read records"
+    _require("records", options.records is not None or not records, repack, "none")
     opening = _open(options, options.model)
     if options.records is not None:
         repacked = _open(options, options.records).layout
@@ -60,8 +62,8 @@ def preflight(options: SessionOptions) -> Ready:
                 expected=f"records of {opening.layout.total_bytes} bytes of experts",
                 found=f"{'stacks' if repacked.stacked else 'records'} of {repacked.total_bytes}",
             )
-    if options.trace is not None:
-        _check_trace(options, options.trace, opening.config)
+    if routes is not None:
+        _check_trace(options, routes, opening.config)
     put_back(opening.layout.paths)  # what a killed session left behind
     budget_by = _budget_by(options, condition, opening.layout)
     if options.memory_limit_bytes is not None:
@@ -101,15 +103,14 @@ def bank_slots(options: SessionOptions, layout: ExpertLayout, arm: str) -> int:
     return max(1, round((options.bank if own is None else own) * len(layout.records())))
 
 
-def _check_trace(options: SessionOptions, trace: str, config: ModelConfig) -> None:
+def _check_trace(options: SessionOptions, routes: RouteTrace, config: ModelConfig) -> None:
     """Every arm at every K must be able to replay the whole request."""
-    routes = RouteTrace.load(trace)
     for k in options.ks:
         try:
             routes.check(config, k)
         except Edge0Error as error:
             sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
-            raise Edge0Error(error.kind, error.detail, path=trace, tensor=error.tensor, **sides) from error
+            raise Edge0Error(error.kind, error.detail, path=options.trace, tensor=error.tensor, **sides) from error
     native = [arm for arm in options.arms if ARMS[arm].resident]
     advised = [arm for arm in options.arms if ARMS[arm].options.get("prerouter") == "advise"]
     for arms, why in (
@@ -128,10 +129,10 @@ def _check_trace(options: SessionOptions, trace: str, config: ModelConfig) -> No
         raise Edge0Error(
             ErrorKind.TRACE_INVALID,
             "the trace is shorter than a run",
-            path=trace,
+            path=options.trace,
             expected=f"{steps + 1} tokens (warmup_steps + timed_steps, and one that the last step predicts)",
             found=routes.tokens,
-            hint="make a longer trace, or decode fewer steps",
+            hint="make a longer one with `edge0 trace record` or `edge0 trace generate`, or decode fewer steps",
         )
 
 
@@ -151,10 +152,11 @@ def _budget_by(options: SessionOptions, condition: Condition, layout: ExpertLayo
             return way
     raise Edge0Error(
         ErrorKind.PROBE_UNAVAILABLE,
-        f"the page cache cannot be kept {condition} on this machine",
-        tensor="budget_by",
+        f"no way to keep the page cache at {condition} works on this machine",
+        tensor="budget_by" if condition.name == "budget" else "condition",
         expected=" or ".join(asked),
         found="; ".join(f"{report.name}: {report.reason}" for report in reports if report.name.startswith(asked)),
+        hint="`edge0 doctor` says what works here; condition warm needs no way",
     )
 
 
@@ -162,7 +164,9 @@ def _check_limit(limit_bytes: int, budget_by: str) -> None:
     _require("memory_limit_bytes", limit_bytes >= 1 << 20, "at least 1 MiB", limit_bytes)
     if budget_by == "cgroup":
         raise Edge0Error(
-            ErrorKind.OPTION_INVALID, "option memory_limit_bytes: a budget by cgroup sets the group's limit itself"
+            ErrorKind.OPTION_INVALID,
+            "option memory_limit_bytes: a budget by cgroup sets the group's limit itself",
+            hint="leave it out, or keep the budget by eviction (budget_by)",
         )
     with limited_command(limit_bytes):  # refused here where no group can be made
         pass

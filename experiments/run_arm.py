@@ -94,7 +94,8 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
     layout = ExpertLayout.of(CheckpointIndex.open(spec.model), config)
     probe = self_test(layout.paths[0])
     if probe.method == "unavailable":
-        raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, "the cold share cannot be measured", found=probe.reason)
+        detail, hint = "the cold share cannot be measured", "`edge0 doctor` says what works on this machine"
+        raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, detail, found=probe.reason, hint=hint)
     with ExitStack() as stack:
         files = {path: stack.enter_context(FilePages(path, probe.method)) for path in layout.paths}
         budget_bytes = condition.budget_bytes(layout.total_bytes)

@@ -42,7 +42,7 @@ def traces(draw):
 
 @given(traces())
 def test_whatever_is_accepted_comes_back_from_its_file(tmp_path_factory, trace):
-    path = tmp_path_factory.mktemp("trace") / "deep" / "trace.safetensors"
+    path = tmp_path_factory.mktemp("trace") / "trace.safetensors"
     trace.save(path)
     again = RouteTrace.load(path)
     assert np.array_equal(again.routes, trace.routes) and again.routes.dtype == np.uint16
@@ -171,12 +171,39 @@ def test_a_header_that_lies_about_its_length(tmp_path, refused):
     refused(ErrorKind.FILE_MISSING, lambda: RouteTrace.load(tmp_path / "none"), tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("content", "kind", "parts"),
+    [
+        (None, ErrorKind.FILE_MISSING, ["no such route trace"]),
+        (b"", ErrorKind.HEADER_TOO_SHORT, ["not a route trace", "found 0 bytes"]),
+        (
+            b'{"a": 1}',
+            ErrorKind.HEADER_LENGTH,
+            ["not a route trace", "expected a safetensors file of edge0-route-trace", "another format"],
+        ),
+        (struct.pack("<Q", 2) + b"[]", ErrorKind.HEADER_JSON, ["not a route trace", "another format"]),
+        (slice(-2), ErrorKind.FILE_TRUNCATED, ["routes: not a valid route trace", "expected", "found"]),
+    ],
+)
+def test_a_bad_file_is_said_to_be_made_anew_and_not_to_be_downloaded(tmp_path, refused, content, kind, parts):
+    path = tmp_path / "trace"
+    if isinstance(content, slice):
+        small().save(path)
+        content = path.read_bytes()[content]
+    if content is not None:
+        path.write_bytes(content)
+    error = refused(kind, lambda: RouteTrace.load(path), path, "`edge0 trace record` or `edge0 trace generate`", *parts)
+    assert "download" not in str(error)
+
+
 def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, refused):
     path = tmp_path / "trace"
     path.write_text("mine")
     refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: small().save(path), path, "already")
     assert path.read_text() == "mine"
-    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: small().save(path / "below"), path / "below")
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: small().save(path / "below"), path / "below", f"no folder {path}")
+    deep = tmp_path / "no" / "folder"
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: small().save(deep / "trace"), deep / "trace", f"no folder {deep}")
     assert [entry.name for entry in tmp_path.iterdir()] == ["trace"]
 
 
@@ -318,24 +345,28 @@ def test_generated_for_a_checkpoint_and_for_a_tier(checkpoint, tier, tmp_path):
         (["record", "{model}", "{new}", "--prompt-tokens", "0"], "prompt-tokens"),
         (["record", "{model}", "{new}", "--temperature", "-1"], "temperature"),
         (["record", "{model}", "{old}"], "already"),
+        (["record", "{model}", "{new}/trace"], "there is no folder"),
+        (["record", "{model}", "{new}", "--tokens-file", "{tokens}"], "more than 16 (--prompt-tokens), found 2"),
+        (["record", "{model}", "{new}", "--tokens-file", "{model}/config.json"], "not a list of tokens"),
         (["record", "no/such", "{new}"], "no/such"),
         (["record", "{model}", "{new}", "--tokens-file", "no/tokens"], "no/tokens"),
-        (["record", "{model}", "{new}", "--tokens-file", "{old}"], "list of tokens"),
+        (["record", "{model}", "{new}", "--tokens-file", "{old}"], "as JSON"),
         (["generate", "{new}", "--tier", "giga"], "giga"),
         (["generate", "{new}", "--tier", "unit-35b", "--k", "33"], "K=33"),
         (["generate", "{new}", "--tier", "unit-35b", "--reuse", "2"], "reuse"),
         (["generate", "{old}", "--tier", "unit-35b"], "already"),
-        (["show", "{new}"], "no such file"),
-        (["show", "{old}"], "header"),
+        (["show", "{new}"], "no such route trace"),
+        (["show", "{old}"], "another format"),
     ],
 )
 def test_refusals_are_one_line_and_leave_nothing(checkpoints, tmp_path, capsys, arguments, word):
     (tmp_path / "old").write_text("mine, and longer than eight bytes")
-    places = {"model": checkpoints["unit-35b"], "new": tmp_path / "new", "old": tmp_path / "old"}
+    (tmp_path / "tokens").write_text('{"tokens": [1, 2]}')
+    places = {name: tmp_path / name for name in ("new", "old", "tokens")} | {"model": checkpoints["unit-35b"]}
     assert main(["trace", *(argument.format(**places) for argument in arguments)]) == EXIT_CODE
     error = capsys.readouterr().err.strip()
     assert error.startswith("edge0: ") and word in error and len(error.splitlines()) == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["old"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"old", "tokens"}
 
 
 def test_distinct_experts_are_counted_over_windows_of_the_whole_trace(capsys, tmp_path):

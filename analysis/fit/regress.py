@@ -30,6 +30,7 @@ SUMMARY_COLUMNS = (
 ).split()
 COLD_NAMES, MS_NAMES = ("cold_share", "cold"), ("ms", "ms_per_load", "load_ms")
 GROUP_NAMES = (("way", "layout"), ("arm", "k"))
+FIRST_ROWS = 5  # that a message lists
 PERCENT = 1.5  # a cold share above this was written in per cent, or is no share
 HOW_TO_READ = (
     "`a` is where the line meets a read that is all in the page cache, `a + b` one that comes from the device; "
@@ -52,39 +53,30 @@ class Columns:
 def read_rows(path: Path, columns: Columns) -> pd.DataFrame:
     """A table brought into the columns cold (0..1), ms, asked_bytes (NaN where unknown) and group (text).
 
-    Raises ValueError, one line that names file and column: what is missing and what is there, a share outside 0..1, a
-    value that is no number, no row.
+    Raises ValueError, one line that names file and column: what is missing and what is there; how many rows hold
+    something else than is expected there, and which are the first; no row.
     """
     rows = _of_session(path, read_table(path))
     named = [name for name in (columns.cold, columns.ms, columns.asked, *columns.group) if name]
     require(path, rows, named)
-    rows = _single_reads(rows)
-    group = columns.group or next((names for names in GROUP_NAMES if set(names) <= set(rows.columns)), ())
-    taken = pd.DataFrame(
-        {
-            "cold": _cold(path, rows, columns),
-            "ms": _ms(path, rows, columns.ms),
-            "asked_bytes": rows[asked] if (asked := columns.asked or "asked_bytes") in rows.columns else np.nan,
-            "group": rows[list(group)].astype(str).agg(", ".join, axis=1) if group else "all reads",
-        }
-    )
-    for name in ("cold", "ms"):
-        values = pd.to_numeric(taken[name], errors="coerce")
-        bad = np.flatnonzero(~np.isfinite(values))
-        if bad.size:
-            raise ValueError(f"{path}: row {bad[0] + 1} has no number for {name}, found {taken[name].iloc[bad[0]]!r}")
-        taken[name] = values.astype(float)
-    if taken.empty:
+    rows = _single_reads(path, rows)
+    if rows.empty:
         raise ValueError(f"{path}: no row of a single read whose cold share is known")
-    low, high = taken["cold"].min(), taken["cold"].max()
-    if low < 0 or high > 1:
-        hint = "; in per cent? divide by 100" if low >= 0 and PERCENT < high <= 100 else ""
-        raise ValueError(f"{path}: cold shares must lie between 0 and 1, found {low:g} to {high:g}{hint}")
-    return taken
+    group = columns.group or next((names for names in GROUP_NAMES if set(names) <= set(rows.columns)), ())
+    for name in group:
+        _refuse(path, name, rows[name].isna(), rows[name], "the name of a group")
+    asked = columns.asked or "asked_bytes"
+    taken = {
+        "cold": _cold(path, rows, columns),
+        "ms": _ms(path, rows, columns.ms),
+        "asked_bytes": _numbers(path, rows, asked, gaps=True) if asked in rows.columns else np.nan,
+        "group": rows[list(group)].astype(str).agg(", ".join, axis=1) if group else "all reads",
+    }
+    return pd.DataFrame(taken).reset_index(drop=True)
 
 
 def _of_session(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
-    """A session's loads with arm and K of their runs; other tables as they are.
+    """A session's loads with arm and K of their runs; other tables as they are. Rows keep their index.
 
     Timed steps of valid runs of arms only: A/A and drift runs repeat an arm, and are no loads of it.
     """
@@ -93,46 +85,74 @@ def _of_session(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     known = read_table(runs)
     require(runs, known, ("run_id", "role", "arm", "k", "void"))
-    kept = known[~known["void"].astype(bool) & (known["role"] == "arm")]
-    joined = rows.merge(kept[["run_id", "arm", "k"]], on="run_id")
-    return joined[joined["step"] >= 0].reset_index(drop=True) if "step" in joined.columns else joined
+    kept = known[~known["void"].astype(bool) & (known["role"] == "arm")].set_index("run_id")[["arm", "k"]]
+    joined = rows[rows["run_id"].isin(kept.index)].join(kept, on="run_id")
+    return joined[joined["step"] >= 0] if "step" in joined.columns else joined
 
 
-def _single_reads(rows: pd.DataFrame) -> pd.DataFrame:
+def _single_reads(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
     """Without reference loads, reads of whole layers, and reads before which nobody looked."""
     keep = pd.Series(True, index=rows.index)
     if "role" in rows.columns:
         keep &= rows["role"] != "reference"
-    if "expert" in rows.columns:
-        keep &= rows["expert"] >= 0
-    if "cold_bytes" in rows.columns:
-        keep &= rows["cold_bytes"] >= 0
-    return rows[keep].reset_index(drop=True)
+    for name in ("expert", "cold_bytes"):
+        if name in rows.columns:
+            keep &= _numbers(path, rows, name, gaps=True) >= 0
+    return rows[keep]
 
 
 def _cold(path: Path, rows: pd.DataFrame, columns: Columns) -> pd.Series:
-    if columns.cold:
-        return rows[columns.cold]
-    name = next((name for name in COLD_NAMES if name in rows.columns), None)
-    if name is not None:
-        return rows[name]
+    """The cold share of each read, 0 to 1."""
     asked = columns.asked or "asked_bytes"
-    if {"cold_bytes", asked} <= set(rows.columns):
-        return rows["cold_bytes"] / rows[asked]
-    raise _missing(path, rows, f"{' or '.join(COLD_NAMES)}, or cold_bytes with {asked}", "--cold-column")
+    name = columns.cold or next((name for name in COLD_NAMES if name in rows.columns), None)
+    if name is not None:
+        shares = _numbers(path, rows, name)
+        hint = "in per cent? divide by 100" if shares.min() >= 0 and PERCENT < shares.max() <= 100 else ""
+    elif {"cold_bytes", asked} <= set(rows.columns):
+        name, total = f"cold_bytes over {asked}", _numbers(path, rows, asked)
+        _refuse(path, asked, total <= 0, total, "above 0")
+        shares, hint = _numbers(path, rows, "cold_bytes") / total, ""
+    else:
+        raise _missing(path, rows, f"{' or '.join(COLD_NAMES)}, or cold_bytes with {asked}", "--cold-column")
+    _refuse(path, name, (shares < 0) | (shares > 1), shares, "a cold share of 0 to 1", hint)
+    return shares
 
 
 def _ms(path: Path, rows: pd.DataFrame, column: str) -> pd.Series:
-    if column:
-        return rows[column]
-    name = next((name for name in MS_NAMES if name in rows.columns), None)
+    """Milliseconds of each read, 0 or more."""
+    name = column or next((name for name in MS_NAMES if name in rows.columns), None)
     if name is not None:
-        return rows[name]
-    if "ns" in rows.columns:
-        return rows["ns"] / 1e6
-    if {"start_ns", "end_ns"} <= set(rows.columns):
-        return (rows["end_ns"] - rows["start_ns"]) / 1e6
-    raise _missing(path, rows, f"{' or '.join(MS_NAMES)}, or ns, or start_ns with end_ns", "--ms-column")
+        times = _numbers(path, rows, name)
+    elif "ns" in rows.columns:
+        name, times = "ns", _numbers(path, rows, "ns") / 1e6
+    elif {"start_ns", "end_ns"} <= set(rows.columns):
+        name = "end_ns less start_ns"
+        times = (_numbers(path, rows, "end_ns") - _numbers(path, rows, "start_ns")) / 1e6
+    else:
+        raise _missing(path, rows, f"{' or '.join(MS_NAMES)}, or ns, or start_ns with end_ns", "--ms-column")
+    _refuse(path, name, times < 0, times, "a time of 0 or more")
+    return times
+
+
+def _numbers(path: Path, rows: pd.DataFrame, name: str, gaps: bool = False) -> pd.Series:
+    """A column as floats, each a finite number; with `gaps` an empty cell is NaN. Raises ValueError."""
+    numbers = pd.to_numeric(rows[name], errors="coerce").astype(float)
+    bad = ~np.isfinite(numbers)
+    _refuse(path, name, bad & rows[name].notna() if gaps else bad, rows[name], "a number")
+    return numbers
+
+
+def _refuse(path: Path, name: str, bad: pd.Series, values: pd.Series, expected: str, hint: str = "") -> None:
+    """Raise ValueError where rows are bad: what stands in the first, how many they are, and which are the first of them
+    (1: the first row below the header)."""
+    if not bad.any():
+        return
+    value, rows, count = values[bad].iloc[0], values.index[bad] + 1, int(bad.sum())
+    found = "nothing" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)[:40]
+    listed = ", ".join(map(str, rows[:FIRST_ROWS])) + (", ..." if count > FIRST_ROWS else "")
+    told = f"expected {expected} in every row, found {found} in row {rows[0]}"
+    which = f"{count} of {len(bad)} rows are not so: {listed}"
+    raise ValueError(f"{path}: {name}: {told} ({which}); {hint or 'mend them or leave them out'}")
 
 
 def _missing(path: Path, rows: pd.DataFrame, wanted: str, option: str) -> ValueError:
@@ -281,6 +301,8 @@ def main(argv: list[str] | None = None) -> int:
     def action() -> str:
         if options.rows is None:
             raise ValueError("no rows given: snakemake regress --config rows=PATH (a .csv or .parquet table)")
+        if options.least < 1:
+            raise ValueError(f"--least: expected 1 read or more in a bin, found {options.least}")
         return write(options.rows, columns, options.least, options.out)
 
     return run_command(action, options.out)

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge0.checkpoint.adapters import open_adapter
 from edge0.checkpoint.layout import part_specs
+from edge0.checkpoint.strict import shown
 from edge0.commands.engine import add_engine_arguments, engine_options
 from edge0.commands.generate import add_sampling_arguments, at_least
 from edge0.errors import Edge0Error, ErrorKind
@@ -91,6 +92,15 @@ def recorded(options: argparse.Namespace) -> RouteTrace:
     forced = None
     if options.tokens_file is not None:
         given = tokens_of(options.tokens_file)
+        if len(given) <= options.prompt_tokens:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                "no token is left to decode after the prompt",
+                path=options.tokens_file,
+                tensor="tokens",
+                expected=f"more than {options.prompt_tokens} (--prompt-tokens)",
+                found=len(given),
+            )
         prompt, forced = given[: options.prompt_tokens], given[options.prompt_tokens :]
     elif options.prompt is None:
         prompt = np.random.default_rng(options.seed).integers(0, config.vocab, options.prompt_tokens).tolist()
@@ -106,16 +116,18 @@ def tokens_of(path: Path) -> list[int]:
     Raises:
         Edge0Error: FILE_MISSING, FILE_UNREADABLE.
     """
+    expected = '{"tokens": [...]} with whole numbers, such as a session\'s tokens.json'
     if not path.is_file():
-        raise Edge0Error(ErrorKind.FILE_MISSING, "no such file", path=path)
+        raise Edge0Error(ErrorKind.FILE_MISSING, "no such file", path=path, expected=expected)
     try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ValueError("tokens is not a list of whole numbers")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Edge0Error(
-            ErrorKind.FILE_UNREADABLE, f"not a list of tokens ({error})", path=path, expected='{"tokens": [...]}'
-        ) from error
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        detail = f"cannot be read as JSON ({error})"
+        raise Edge0Error(ErrorKind.FILE_UNREADABLE, detail, path=path, expected=expected) from error
+    tokens = document.get("tokens") if isinstance(document, dict) else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        found = shown(document)
+        raise Edge0Error(ErrorKind.FILE_UNREADABLE, "not a list of tokens", path=path, expected=expected, found=found)
     return tokens
 
 
@@ -136,9 +148,9 @@ def record(
         raise Edge0Error(
             ErrorKind.OPTION_INVALID,
             "option tokens",
-            expected=f"up to {room} beside the prompt",
+            expected=f"up to {max(0, room)} beside the prompt's {len(prompt)} in a context of {engine.context_tokens}",
             found=tokens,
-            hint="raise the context",
+            hint="raise --context, or record fewer tokens",
         )
     from edge0.telemetry.host import describe_host
 

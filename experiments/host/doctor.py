@@ -44,13 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from experiments.host.examination import examine, subject
-    from experiments.host.machine_file import MACHINES, write
+    from experiments.host.machine_file import MACHINES, other_machine, write
 
     with _progress() as report, subject(options.checkpoint, report) as what:
         values = examine(what, options.seconds, report)
     print(report_text(values, what))
     there = MACHINES / f"{values['id']}.yaml"
-    if options.out is None and options.checkpoint is None and there.exists():
+    if options.out is None and (other := other_machine(values, MACHINES)):
+        told = f"not written: {other}, and --out another folder for this machine's file"
+    elif options.out is None and options.checkpoint is None and there.exists():
         told = f"not written: {there} is there, and may be of a checkpoint's own reads; name a checkpoint, or --out"
     else:
         told = f"written: {write(values, options.out or MACHINES)}"

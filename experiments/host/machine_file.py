@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from jsonschema import Draft202012Validator
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.telemetry.host import cpu_model, machine_id
 
 SCHEMA = Path(__file__).parents[1] / "machine.schema.yaml"
 MACHINES = Path(__file__).parents[1] / "machines"
 
+_SAME_MEMORY = 0.01  # what a kernel keeps for itself differs from version to version by less
 _BLOCK_DEVICE = re.compile(r"(nvme\d+n\d+|mmcblk\d+|[hsv]d[a-z]+|xvd[a-z]+|disk\d+|dm-|md|loop|zd)[\ds]*(p\d+)?")
 
 
@@ -55,16 +58,57 @@ def write(values: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
+def other_machine(values: Mapping[str, Any], folder: Path) -> str:
+    """One line, where `folder` has a file of this id that is of another machine; "" where it has none.
+
+    An id names a kind of machine, so two machines may share one and with it a folder of results. They are told apart by
+    `cpu_model` and `ram_bytes`, which an update of the kernel leaves as they are, or nearly. Machines that agree in
+    both, such as two guests whose hypervisor hides the CPU's model, are not told apart.
+
+    Args:
+        values: this machine's `id`, `cpu_model` and `ram_bytes`; a machine file's will do.
+
+    Raises:
+        Edge0Error: OPTION_INVALID, when the file that is there is none.
+    """
+    path = folder / f"{values['id']}.yaml"
+    there = _there(path)
+    models, sizes = ([side.get(key) for side in (there, values)] for key in ("cpu_model", "ram_bytes"))
+    differs = []
+    if None not in models and models[0] != models[1]:
+        differs.append(f"cpu_model: {models[0]} there, {models[1]} here")
+    if None not in sizes and abs(sizes[0] - sizes[1]) > _SAME_MEMORY * sizes[1]:
+        differs.append(f"ram_bytes: {sizes[0]} there, {sizes[1]} here")
+    if not differs:
+        return ""
+    told = f"{path} is of another machine ({'; '.join(differs)}): its results stand under the same id"
+    return f"{told}; --config machine=NAME names another folder of results"
+
+
+def this_machine() -> dict[str, Any]:
+    """What `other_machine` compares."""
+    return {"id": machine_id(), "cpu_model": cpu_model(), "ram_bytes": psutil.virtual_memory().total}
+
+
 def _serving(path: Path) -> dict[str, Any]:
     """The `serving` section of a machine file, by that name; nothing where there is no file, or no such section."""
+    there = _there(path)
+    return {"serving": there["serving"]} if "serving" in there else {}
+
+
+def _there(path: Path) -> dict[str, Any]:
+    """What a machine file holds; nothing where there is none. Raises Edge0Error OPTION_INVALID for what is none."""
+    detail, hint = "the machine file that is there cannot be read", "mend it or move it away"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {"serving": found["serving"]} if "serving" in found else {}
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        detail, hint = "the machine file that is there cannot be read", "mend it or move it away"
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=path, hint=hint) from error
+    if not isinstance(found, dict):
+        sides = {"expected": "keys with values", "found": type(found).__name__}
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=path, hint=hint, **sides)
+    return found
 
 
 def device_kind(device: str | None) -> str | None:

@@ -193,7 +193,12 @@ def largest_file(path: os.PathLike[str] | str) -> Path:
         return path
     found = sorted(path.rglob("*.safetensors"), key=_file_bytes)
     if not found:
-        raise Edge0Error(ErrorKind.FILE_MISSING, "no safetensors file in this directory", path=path)
+        raise Edge0Error(
+            ErrorKind.FILE_MISSING,
+            "no safetensors file in this directory",
+            path=path,
+            hint="name the directory of a checkpoint",
+        )
     return found[-1]
 
 

@@ -79,10 +79,25 @@ def test_a_group_without_a_line_is_named(tmp_path, capsys):
         ({"cold": [0, 1], "time": [1, 2]}, [], ["missing column: ms", "it has cold, time", "--ms-column"]),
         ({"share": [0, 1], "ms": [1, 2]}, [], ["missing column: cold_share", "it has share, ms", "--cold-column"]),
         ({"cold": [0, 1], "ms": [1, 2]}, ["--ms-column", "t"], ["missing columns: t; it has cold, ms"]),
-        ({"cold": [0, 100], "ms": [1, 2]}, [], ["between 0 and 1, found 0 to 100; in per cent?"]),
-        ({"cold": [-0.5, 1], "ms": [1, 2]}, [], ["found -0.5 to 1"]),
-        ({"cold": [0, 1], "ms": [1, "fast"]}, [], ["row 2 has no number for ms, found 'fast'"]),
-        ({"cold": [0, None], "ms": [1, 2]}, [], ["row 2 has no number for cold"]),
+        ({"cold": [0, 100], "ms": [1, 2]}, [], ["cold: expected a cold share of 0 to 1", "found 100", "in per cent?"]),
+        ({"cold": [-0.5, 1], "ms": [1, 2]}, [], ["found -0.5 in row 1 (1 of 2 rows"]),
+        ({"cold": [0, 1], "ms": [1, -2]}, [], ["ms: expected a time of 0 or more in every row, found -2 in row 2"]),
+        ({"cold": [0, 1], "ms": [1, "fast"]}, [], ["ms: expected a number in every row, found fast in row 2 ("]),
+        ({"cold": [0, None], "ms": [1, 2]}, [], ["cold: expected a number in every row, found nothing in row 2 ("]),
+        ({"cold": [0, 1, 1], "ms": [1, np.inf, 2]}, [], ["found inf in row 2 (1 of 3 rows"]),
+        ({"cold_bytes": [1, 1], "asked_bytes": [2, 0], "ms": [1, 2]}, [], ["asked_bytes: expected above 0", "row 2 ("]),
+        (
+            {"cold_bytes": ["a", 1], "asked_bytes": [2, 1], "ms": [1, 2]},
+            [],
+            ["cold_bytes: expected a number", "row 1 ("],
+        ),
+        ({"cold": [0, 1], "ms": [1, 2], "asked_bytes": [1, "x"]}, [], ["asked_bytes: expected a number", "found x"]),
+        ({"cold": [0, 1], "ns": [1, "x"]}, [], ["ns: expected a number", "found x in row 2 ("]),
+        (
+            {"cold": [0, 1], "ms": [1, 2], "g": ["a", None]},
+            ["--group-column", "g"],
+            ["g: expected the name of a group"],
+        ),
         ({"cold": [0, 1], "ms": [1, 2]}, [], ["no line to be drawn", "a bin takes 30"]),
         ({"cold": [], "ms": []}, [], ["no row of a single read"]),
     ],
@@ -95,8 +110,22 @@ def test_bad_rows_are_one_line_and_leave_nothing(tmp_path, capsys, rows, options
     assert all(part in error for part in parts) and not (tmp_path / "out").exists()
 
 
+def test_rows_without_a_number_are_counted_and_the_first_are_named(tmp_path, capsys):
+    """By their place in the file, whatever else was left out of it."""
+    frame = pd.read_csv(table(tmp_path / "mine.csv")).assign(role="load")
+    frame.loc[0, "role"] = "reference"
+    frame.loc[[3, 9, 50, 60, 70, 80], "ms"] = np.nan
+    frame.to_csv(tmp_path / "mine.csv", index=False)
+    assert run(tmp_path / "mine.csv", "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "ms: " in error and "found nothing in row 4 (6 of 199 rows are not so: 4, 10, 51, 61, 71, ...)" in error
+    assert "np." not in error
+
+
 def test_no_rows_no_file_no_table(tmp_path, capsys):
     assert run("--out", tmp_path / "out") == 2 and "--config rows=PATH" in capsys.readouterr().err
+    least = (table(tmp_path / "mine.csv"), "--least", "0", "--out", tmp_path / "out")
+    assert run(*least) == 2 and "--least: expected 1" in capsys.readouterr().err
     assert run(tmp_path / "none.csv", "--out", tmp_path / "out") == 2 and "no such file" in capsys.readouterr().err
     (tmp_path / "rows.txt").write_text("x")
     assert run(tmp_path / "rows.txt", "--out", tmp_path / "out") == 2 and ".parquet or .csv" in capsys.readouterr().err

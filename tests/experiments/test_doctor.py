@@ -67,6 +67,25 @@ def test_with_a_checkpoint_its_experts_are_read_and_a_step_is_priced(unit_35b, t
         assert "the checkpoint's expert files" in printed
 
 
+def test_the_file_of_another_machine_of_the_same_kind_is_told_and_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine_file, "MACHINES", tmp_path / "machines")
+    run()
+    (path,) = (tmp_path / "machines").iterdir()
+    first = yaml.safe_load(path.read_text())
+    here = machine_file.this_machine()
+    assert machine_file.other_machine(here, path.parent) == ""
+    nearly = first | {"ram_bytes": int(1.005 * first["ram_bytes"]), "kernel": "another"}
+    path.write_text(yaml.safe_dump(nearly))
+    assert machine_file.other_machine(here, path.parent) == ""
+    for change in ({"cpu_model": "another CPU"}, {"ram_bytes": int(1.02 * first["ram_bytes"])}):
+        path.write_text(text := yaml.safe_dump(first | change))
+        capsys.readouterr()
+        run()
+        (key, value), printed = next(iter(change.items())), " ".join(capsys.readouterr().out.split())
+        assert f"not written: {path} is of another machine ({key}: {value} there" in printed
+        assert "machine=NAME" in printed and path.read_text() == text
+
+
 def test_what_would_tell_whose_machine_it_is_stays_out(unit_35b, values, tmp_path):
     text = write(values[0], tmp_path).read_text()
     words = set(text.replace("'", " ").split())

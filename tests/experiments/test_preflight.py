@@ -36,7 +36,7 @@ from experiments.preflight import bank_slots, preflight
             ErrorKind.OPTION_INVALID,
         ),  # 2 MiB are below what a cgroup can keep
         ({"memory_limit_bytes": 5, "ks": (4,), "bank": 0.5}, ErrorKind.OPTION_INVALID),
-        ({"trace": "no/such/trace", "ks": (4,), "bank": 0.5}, ErrorKind.FILE_MISSING),
+        ({"trace": "no/such/trace", "bank": 0.01, "ks": (8,)}, ErrorKind.FILE_MISSING),  # sooner than the bank
     ],
 )
 def test_preflight_refuses_before_anything_is_measured(unit_35b, changes, kind):
