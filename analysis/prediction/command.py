@@ -1,8 +1,8 @@
 """`edge0 predict`: tok/s from routes, the cost of a load and the memory of a machine.
 
 A machine that measured is calibrated, predicted and set beside a session of Table 3's arms; a machine that only the
-paper measured is predicted from its machine file and set beside the paper's rows. Writes summary.csv, compare.csv,
-table.md and the figure, all or none, where a folder is named; prints table.md.
+paper measured is predicted from its machine file and set beside the paper's rows. Writes summary.csv, gain.csv,
+compare.csv, table.md and the figure, all or none, where a folder is named; prints table.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 HELP = "predict tok/s on a machine, from routes, load cost and memory"
 PAPER_MACHINES = ("m2-16gb", "m4pro-24gb")
 ZIPF = 1.0  # of a generated trace; the paper states the reuse and no popularity
-RESERVES = ("6GiB", "4GiB", "8GiB")  # memory that is no page cache: the first is the one that is drawn
+RESERVES = ("4GiB", "6GiB", "8GiB")  # memory that is no page cache; the middle one is drawn
 RESULTS, MACHINES = Path("results"), Path("experiments/machines")
 
 
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(RESERVES),
         metavar="SIZE",
-        help=f"memory that is no page cache, for the paper's machines (default {' '.join(RESERVES)})",
+        help="memory that is no page cache, for the paper's machines; of several the middle one is drawn "
+        f"(default {' '.join(RESERVES)})",
     )
     parser.add_argument("--zipf", type=float, default=ZIPF, help=f"popularity in generated routes (default {ZIPF:g})")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default results)")

@@ -28,11 +28,13 @@ from analysis.units import MIB
 FAULTS = "-mmap"
 FIT_COLUMNS = "way layout a_ms b_ms build_ms".split()
 FIT_WAY = {"": "willneed", FAULTS: "mmap"}  # arm suffix -> way of reading in the fit
+NORMAL_95 = 1.96  # standard errors to either side
 LEAST_COLD_GAP = 0.5  # how far the cold shares of the cold and the warm session must be apart to say what cold costs
 COLUMNS = (
     "machine tier arm k cache_mib tok_s measured_tok_s measured_low measured_high error step_ms measured_step_ms "
-    "wait_ms measured_wait_ms loads measured_loads cold_share measured_cold_share mib measured_mib compute_ms "
-    "load_host_ms load_a_ms load_b_ms source fit_tok_s fit_error fit_a_ms fit_b_ms rounds session note"
+    "wait_ms measured_wait_ms wait_error loads measured_loads cold_share measured_cold_share cold_share_error "
+    "cold_share_margin mib measured_mib compute_ms load_host_ms load_a_ms load_b_ms source fit_tok_s fit_error "
+    "fit_a_ms fit_b_ms rounds session note"
 ).split()
 
 
@@ -158,7 +160,11 @@ def calibrate(evidence: Evidence, arm: str, k: int) -> Calibration:
 
 
 def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
-    """One row per arm and K of the session, columns `COLUMNS`; `error` is predicted over measured tok/s, less 1."""
+    """One row per arm and K of the session, columns `COLUMNS`.
+
+    Each error is predicted over measured, less 1: `error` of tok/s, `wait_error`, `cold_share_error`; an error of
+    nothing measured is NaN. `cold_share_margin`: half of the 95% interval of the measured cold share, in shares.
+    """
     target, settings, rows = evidence.target, evidence.settings, []
     budget = target.info.budget_bytes
     cells = target.runs.loc[target.runs["role"] == "arm", ["k", "arm"]].drop_duplicates()
@@ -180,7 +186,8 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
         steps = loads_of(work, way)
         said, by_fit = (timed(work, way, cost, found.compute, steps) for cost in (found.cost, found.fitted))
         speeds = runs["tok_s"]
-        measured = float(speeds.median())
+        measured, waited = float(speeds.median()), float(_waited_for_loads(target, runs, serial).median())
+        cold_share = float(runs["cold_share"].mean())
         rows.append(
             {
                 "machine": target.info.machine,
@@ -196,11 +203,14 @@ def rows_here(evidence: Evidence) -> list[dict[str, Any]]:
                 "step_ms": said.step_ms,
                 "measured_step_ms": float(runs["step_ms_per_step"].median()),
                 "wait_ms": said.wait_ms,
-                "measured_wait_ms": float(runs["wait_ms_per_step"].median()),
+                "measured_wait_ms": waited,
+                "wait_error": said.wait_ms / waited - 1 if waited else math.nan,
                 "loads": said.loads,
                 "measured_loads": float(runs["loads_per_step"].mean()),
                 "cold_share": said.cold_share,
-                "measured_cold_share": float(runs["cold_share"].mean()),
+                "measured_cold_share": cold_share,
+                "cold_share_error": said.cold_share / cold_share - 1 if cold_share else math.nan,
+                "cold_share_margin": _cold_share_margin(target, runs, cold_share),
                 "mib": said.mib,
                 "measured_mib": float((runs["cold_share"] * runs["asked_bytes_per_step"]).mean()) / MIB,
                 "compute_ms": found.compute.step_ms,
@@ -229,12 +239,30 @@ def _besides_loads(session: Session, arm: str, k: int) -> tuple[float, float]:
     runs = session.cell(arm, k)
     if runs.empty:
         raise ValueError(f"session {session.name}: no valid run of {arm} at K={k}, which it is to calibrate")
-    taken = runs["wait_ms_per_step"]
-    if arm.endswith(FAULTS):
-        timed = _timed_loads(session)
-        spent = timed.groupby("run_id")["ms"].sum()
-        taken = runs["run_id"].map(spent).fillna(0) / runs["timed_steps"]
+    taken = _waited_for_loads(session, runs, arm.endswith(FAULTS))
     return float((runs["step_ms_per_step"] - taken).median()), float(runs["loads_per_step"].mean())
+
+
+def _waited_for_loads(session: Session, runs: pd.DataFrame, serial: bool) -> pd.Series:
+    """Milliseconds of a step that loads take from the engine's thread, one value for each run.
+
+    What it waits; where it reads itself (`serial`), the time in its loads: its waiting holds stacking as well.
+    """
+    if not serial:
+        return runs["wait_ms_per_step"]
+    spent = _timed_loads(session).groupby("run_id")["ms"].sum()
+    return runs["run_id"].map(spent).fillna(0) / runs["timed_steps"]
+
+
+def _cold_share_margin(session: Session, runs: pd.DataFrame, share: float) -> float:
+    """Half of the 95% interval of a cold share, from how many different loads were probed; NaN where none was.
+
+    All rounds replay the same tokens and probe the same loads, so that a load counts once, however many rounds saw it.
+    """
+    loads = _timed_loads(session)
+    seen = loads[loads["run_id"].isin(runs["run_id"]) & (loads["cold_bytes"] >= 0)]
+    count = len(seen.drop_duplicates(["step", "layer", "expert", "purpose"]))
+    return NORMAL_95 * math.sqrt(share * (1 - share) / count) if count else math.nan
 
 
 def _load_cost(warm: Session, cold: Session, arm: str) -> LoadCost:

@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 from analysis.machines import Machine
 from analysis.paper.claims import Claims
 from analysis.paper.source_checks import run_checks
+from analysis.paper.source_paper import ARMS as PAPER_ARMS
 from analysis.paper.source_paper import KS, Outcome, Paper
 from analysis.paper.spans import Span
 from analysis.prediction.here import FAULTS, expert_bytes, predicted_columns
 from analysis.prediction.serving_model import Arm, Compute, LoadCost, Workload, predict
 from analysis.rows import ARMS
 from analysis.traces import Trace
-from analysis.units import MIB
+from analysis.units import GIB, MIB
 
 SHARED_LRU = 64  # bundles that the paper's engine keeps
 LENDS_COMPUTE = "prerouter-mmap"  # the arm whose rows a machine file took the computation's time from
 SINGLE_K = 4  # of the one speed that the paper states of its larger machine
 COUNTED = 64  # tokens at a trace's end that are counted; those before fill the page cache
 TIER = "released shape"
-DERIVED = "no prediction: the compute time is derived from this very row"
+DERIVED = (
+    "time besides waiting is derived from the rows of this arm: the error tests what is predicted of waiting alone"
+)
 
 
 def workload(trace: Trace) -> Workload:
@@ -49,24 +56,53 @@ def arm_of(name: str, work: Workload, k: int, cache_bytes: float) -> Arm:
     return Arm(slots, cache_bytes, prerouter, serial)
 
 
+def compute_times(machine: Machine) -> dict[int, float]:
+    """Milliseconds of a step besides waiting, by K: the machine file's, levelled so that they do not fall with K.
+
+    The nearest such times, by least squares: more experts do not compute for less time, and where a file derives that
+    from rounded or second-hand rows, a prediction from it would be faster with more experts. Empty where none is known.
+    """
+    derived = sorted((int(k), float(ms)) for k, ms in machine.serving.get("compute_ms", {}).items())
+    if not derived:
+        return {}
+    ks, times = zip(*derived, strict=True)
+    return dict(zip(ks, isotonic_regression(np.array(times)).x.tolist(), strict=True))
+
+
+def cache_bytes(machine: Machine, reserve: int) -> int:
+    """The page cache that a machine's memory leaves beside `reserve` bytes; its file's, where that states one.
+
+    Raises ValueError, one line, for a reserve that leaves none.
+    """
+    memory = machine.values["ram_bytes"]
+    if "cache_bytes" in machine.serving:
+        return machine.serving["cache_bytes"]
+    if reserve >= memory:
+        raise ValueError(
+            f"--reserve: {machine.id}: expected less than its memory of {memory / GIB:g} GiB, found "
+            f"{reserve / GIB:g} GiB; what is reserved is no page cache"
+        )
+    return memory - reserve
+
+
 def rows_paper(
     machine: Machine, traces: Sequence[Trace], reserves: Sequence[int], claims: Claims
 ) -> list[dict[str, Any]]:
-    """One row per K, arm and reserve (bytes of memory that are no page cache), with the columns of `predict_here`.
+    """One row per K, arm and size of the page cache, in this order, with the columns `COLUMNS` of `here`.
 
-    Rows that lent their compute time have no error: they are no predictions. Speeds are NaN where the machine's compute
-    time is not known; loads, cold shares and waiting are there all the same.
+    A row has a `note` where its arm's rows gave the compute time. Speeds are NaN where the machine's compute time is
+    not known; loads, cold shares and waiting are there all the same. Raises ValueError as `cache_bytes` does.
     """
-    serving, rows = machine.serving, []
-    cost = LoadCost(serving["load_a_ms"], serving["load_b_ms"])
+    serving, computes, rows = machine.serving, compute_times(machine), []
+    cost = load_cost(machine)
+    caches = sorted({cache_bytes(machine, reserve) for reserve in reserves})
     for trace in sorted(traces, key=lambda trace: trace.k):
         work, k = workload(trace), trace.k
-        known = serving.get("compute_ms", {}).get(str(k))
+        known = computes.get(k)
         for name in ARMS:
-            stated, lends = paper_row(machine, claims, name, k), bool(known) and name == LENDS_COMPUTE
-            for reserve in reserves:
-                cache = serving.get("cache_bytes", machine.values["ram_bytes"] - reserve)
-                said = predict(work, arm_of(name, work, k, max(0, cache)), cost, Compute(known or 0.0))
+            stated = paper_row(machine, claims, name, k)
+            for cache in caches:
+                said = predict(work, arm_of(name, work, k, cache), cost, Compute(known or 0.0))
                 speed = said.tok_s if known else math.nan
                 rows.append(
                     {
@@ -74,18 +110,20 @@ def rows_paper(
                         "tier": TIER,
                         "arm": name,
                         "k": k,
-                        "cache_mib": max(0, cache) / MIB,
+                        "cache_mib": cache / MIB,
                         "tok_s": speed,
                         "measured_tok_s": stated["tok_s"],
-                        "error": math.nan if lends else speed / stated["tok_s"] - 1,
+                        "error": speed / stated["tok_s"] - 1,
                         "step_ms": said.step_ms if known else math.nan,
                         "measured_step_ms": 1e3 / stated["tok_s"],
                         "wait_ms": said.wait_ms,
                         "measured_wait_ms": stated["wait_ms"],
+                        "wait_error": said.wait_ms / stated["wait_ms"] - 1,
                         "loads": said.loads,
                         "measured_loads": stated["loads"],
                         "cold_share": said.cold_share,
                         "measured_cold_share": stated["cold"],
+                        "cold_share_error": said.cold_share / stated["cold"] - 1,
                         "mib": said.mib,
                         "measured_mib": stated["mib"],
                         "compute_ms": known or math.nan,
@@ -94,33 +132,42 @@ def rows_paper(
                         "load_b_ms": cost.b_ms,
                         "source": serving["load_source"],
                         "session": f"trace {trace.name}",
-                        "note": DERIVED if lends else "",
+                        "note": DERIVED if known and name == LENDS_COMPUTE else "",
                     }
                 )
     return rows
 
 
-def paper_row(machine: Machine, claims: Claims, arm: str, k: int) -> dict[str, float]:
-    """What the paper states for one arm; NaN where it states nothing. Loads are MiB per step over MiB per load."""
-    nothing = dict.fromkeys(("tok_s", "wait_ms", "cold", "mib", "loads"), math.nan)
-    if not arm.endswith(FAULTS):
-        return nothing
-    route = arm.removesuffix(FAULTS)
-    index = ("ondemand", "prerouter").index(route)
+def load_cost(machine: Machine) -> LoadCost:
+    return LoadCost(machine.serving["load_a_ms"], machine.serving["load_b_ms"])
+
+
+def paper_speed(machine: Machine, claims: Claims, route: str, k: int) -> float | None:
+    """tok/s that the paper states of a route there; None where it states none."""
+    index = PAPER_ARMS.index(route)
     single = "tab1.35b.decode" if index else "tab1.35b.decode_no_prerouter"
     for name, place in ((f"tab3.k{k}", index), (single, None)):
         claim = claims.by_id.get(name)
-        if claim is None or claim.machine != machine.id or (place is None and k != SINGLE_K):
-            continue
-        found = nothing | {"tok_s": float(claim.value if place is None else claim.value[place])}
-        if place is not None:
-            waits, reads = claims.by_id.get(f"tab3.blocked.k{k}"), claims.by_id.get(f"tab4.k{k}.{route}")
-            found |= {"wait_ms": float(waits.value[place])} if waits else {}
-            if reads:
-                per_load, cold, mib = map(float, reads.value)
-                found |= {"cold": cold, "mib": mib, "loads": mib / per_load}
+        if claim is not None and claim.machine == machine.id and (place is not None or k == SINGLE_K):
+            return claim.value if place is None else claim.value[place]
+    return None
+
+
+def paper_row(machine: Machine, claims: Claims, arm: str, k: int) -> dict[str, float]:
+    """What the paper states for one arm; NaN where it states nothing. Loads are MiB per step over MiB per load."""
+    found = dict.fromkeys(("tok_s", "wait_ms", "cold", "mib", "loads"), math.nan)
+    route = arm.removesuffix(FAULTS)
+    speed = paper_speed(machine, claims, route, k) if arm.endswith(FAULTS) else None
+    if speed is None:
         return found
-    return nothing
+    found["tok_s"] = float(speed)
+    waits, reads = claims.by_id.get(f"tab3.blocked.k{k}"), claims.by_id.get(f"tab4.k{k}.{route}")
+    if waits and waits.machine == machine.id:
+        found["wait_ms"] = float(waits.value[PAPER_ARMS.index(route)])
+    if reads and reads.machine == machine.id:
+        per_load, cold, mib = map(float, reads.value)
+        found |= {"cold": cold, "mib": mib, "loads": mib / per_load}
+    return found
 
 
 def unexplained(machine: Machine, claims: Claims) -> list[str]:
@@ -139,6 +186,7 @@ def unexplained(machine: Machine, claims: Claims) -> list[str]:
             if check.against and check.outcome is not Outcome.AGREES
             if check.claims[0].startswith(("tab4.", "tab3.blocked."))
         ]
+        lines += _falling_compute(paper)
         for k in KS:
             most, cold = paper.count("arch.35b.layers") * k, paper.span(f"tab4.k{k}.ondemand", 1)
             wait, longest = paper.blocked_ms(k, "ondemand"), (a + b * cold).high + off.high
@@ -159,6 +207,20 @@ def unexplained(machine: Machine, claims: Claims) -> list[str]:
                 f"the fit of {machine.serving.get('load_machine', 'this machine')}; its step takes {step.text(1)} ms "
                 f"({single.value} tok/s), so that load cost is not this machine's, or most loads are not made"
             )
+    return lines
+
+
+def _falling_compute(paper: Paper) -> list[str]:
+    """Where an arm's rows leave less for computing at the larger of two K, whatever rounding the digits allow."""
+    lines = []
+    for arm in PAPER_ARMS:
+        left = {k: paper.step_ms(k, arm) - paper.blocked_ms(k, arm) for k in KS}
+        lines += [
+            f"{arm}: the step (1000 over tok/s) less its wait leaves {left[low].text(1)} ms for computing at K={low} "
+            f"and {left[high].text(1)} ms at K={high}, but more experts do not compute for less time"
+            for low, high in pairwise(KS)
+            if 0 < left[high].high < left[low].low
+        ]
     return lines
 
 

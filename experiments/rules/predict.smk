@@ -108,7 +108,7 @@ rule predict_table:
             category="Prediction",
         ),
         table=f"{PREDICT}/table.md",
-        rows=multiext(f"{PREDICT}/", "summary.csv", "compare.csv"),
+        rows=multiext(f"{PREDICT}/", "summary.csv", "gain.csv", "compare.csv"),
     log:
         f"{PREDICT}/logs/predict-table.log",
     conda:
