@@ -369,6 +369,7 @@ _SHAPE_8B = {"vocab_size": 157184, "intermediate_size": 4608, "kv_lora_rank": 51
 
 # Trained on two cores: every second layer has full attention, and the recurrence's state is a quarter of unit-35b's.
 _TINY_35B = {"full_attention_interval": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+_TINY_8B = {"layer_group_size": 2}
 
 # Gate layers in proportion to the released models: 35b 0-6 and 39 of 40, 8b 1-7 of 24 (design, section 3 rule 8).
 TIERS: dict[str, Tier] = {
@@ -380,8 +381,8 @@ TIERS: dict[str, Tier] = {
         Tier("mini-8b", LING, _ling(12, 1024, 64, 256, 8, 128, 64), tuple(range(3, 11)), 128, 1),
         Tier("unit-35b", QWEN, _qwen(8, 128, 32, 64, 4, 32, 2), tuple(range(0, 7)), 64, 4),
         Tier("unit-8b", LING, _ling(8, 128, 32, 64, 4, 64, 32), tuple(range(2, 7)), 64, 1),
-        Tier("tiny-35b", QWEN, _qwen(6, 128, 32, 64, 4, 32, 2) | _TINY_35B, tuple(range(5)), 128, 1),
-        Tier("tiny-8b", LING, _ling(6, 128, 32, 64, 4, 64, 32) | {"layer_group_size": 2}, tuple(range(1, 5)), 128, 1),
+        Tier("tiny-35b", QWEN, _qwen(6, 128, 32, 64, 4, 32, 2) | _TINY_35B, tuple(range(5)), 128, 1, (4,)),
+        Tier("tiny-8b", LING, _ling(6, 128, 32, 64, 4, 64, 32) | _TINY_8B, tuple(range(1, 5)), 128, 1, (4,)),
     )
 }
 

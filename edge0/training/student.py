@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.utils import dequantize_model
@@ -40,6 +41,7 @@ class Seen:
     logits: mx.array
     native: mx.array  # experts that its own router would choose
     indices: mx.array
+    predicted: mx.array  # experts that were predicted for a position, `indices` where none was
 
 
 @dataclass
@@ -58,10 +60,18 @@ class SequenceExecutor:
         router: of the K that is trained for; its own logits and the heads' go through it.
         owners: layers with a head; none: every layer routes for itself.
         feature: one-hots of what was "executed", or of what the owner's own router ("teacher") would choose.
+        advisory: predictions are looked at and not followed: every layer routes for itself, as without heads.
     """
 
-    def __init__(self, config: ModelConfig, router: Router, owners: tuple[int, ...], feature: str = EXECUTED):
-        self.config, self.router, self.owners, self.feature = config, router, owners, feature
+    def __init__(
+        self,
+        config: ModelConfig,
+        router: Router,
+        owners: tuple[int, ...] = (),
+        feature: str = EXECUTED,
+        advisory: bool = False,
+    ):
+        self.config, self.router, self.owners, self.feature, self.advisory = config, router, owners, feature, advisory
         self.predicted = predicted_layers(config, owners) if owners else ()
         self.heads: Tensors | None = None
         self.begin(mx.zeros((1, 1), mx.int32), 1)
@@ -82,13 +92,14 @@ class SequenceExecutor:
     def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
         layer, logits = block.layer, block.logits(x)
         native, weights = self.router(logits, block.bias())
-        indices = native
+        indices = predicted = native
         if self.heads is not None and layer in self.predicted:
             ahead = self._shifted(layer)
             if ahead is not None:
-                indices = mx.where(self.served[..., None], ahead[0].astype(native.dtype), native)
-                weights = mx.where(self.served[..., None], ahead[1], weights)
-        self.seen[layer] = Seen(x, logits, native, indices)
+                predicted = mx.where(self.served[..., None], ahead[0].astype(native.dtype), native)
+                if not self.advisory:
+                    indices, weights = predicted, mx.where(self.served[..., None], ahead[1], weights)
+        self.seen[layer] = Seen(x, logits, native, indices, predicted)
         if self.heads is not None and layer in self.owners:
             self._look_ahead(layer)
         return block.switch_mlp(x, indices), weights
@@ -128,23 +139,30 @@ class Student:
         owners: layers with a head, when routes are predicted.
     """
 
-    def __init__(self, directory: Path, k: int, owners: tuple[int, ...] = (), feature: str = EXECUTED):
+    def __init__(
+        self,
+        directory: Path,
+        k: int,
+        owners: tuple[int, ...] = (),
+        feature: str = EXECUTED,
+        advisory: bool = False,
+    ):
         self.directory, self.config = directory, read_config(directory)
         model = models.load(directory, self.config, CheckpointIndex.open(directory), streamed=False)
-        self._take(dequantize_model(model), k, owners, feature)
+        self._take(dequantize_model(model), Router.of(self.config, k), owners, feature, advisory)
 
     @classmethod
     def of(cls, model: models.Model, config: ModelConfig, k: int) -> Student:
         """A model that is being made, every weight trainable."""
         student = cls.__new__(cls)
         student.config = config
-        student._take(model, k, (), EXECUTED)
+        student._take(model, Router.of(config, k))
         return student
 
-    def _take(self, model: models.Model, k: int, owners: tuple[int, ...], feature: str) -> None:
+    def _take(self, model: models.Model, router: Router, *more: Any) -> None:
         self.model = model
         self.blocks = models.replace_moe(model)
-        self.executor = SequenceExecutor(self.config, Router.of(self.config, k), owners, feature)
+        self.executor = SequenceExecutor(self.config, router, *more)
         for block in self.blocks.values():
             block.executor = self.executor
         self._lora = None
@@ -203,14 +221,14 @@ class Student:
         return h
 
     def recall(self, prompt_lengths: mx.array, lengths: mx.array) -> dict[int, mx.array]:
-        """Predicted layer -> share of the experts its own router would choose that were executed, served positions."""
+        """Predicted layer -> share of the experts its own router would choose that were predicted, served positions."""
         executor = self.executor
         counted = executor.served & (executor.positions < lengths)
         return {layer: _overlap(executor.seen[layer], counted) for layer in executor.predicted}
 
 
 def _overlap(seen: Seen, counted: mx.array) -> mx.array:
-    same = (seen.native[..., :, None] == seen.indices[..., None, :]).any(axis=-1).mean(axis=-1)
+    same = (seen.native[..., :, None] == seen.predicted[..., None, :]).any(axis=-1).mean(axis=-1)
     return (same * counted).sum() / mx.maximum(counted.sum(), 1)
 
 

@@ -106,3 +106,14 @@ def test_a_bound_correction_is_not_forgotten(checkpoint):
     student.use_lora()
     with pytest.raises(ValueError, match="give its tensors"):
         student.forward(mx.array([PROMPT]), lengths(len(PROMPT)))
+
+
+def test_advice_is_looked_at_and_not_followed(checkpoint):
+    heads, owners, _ = adapters(checkpoint, 4)
+    tokens, prompt, whole = mx.array([[*PROMPT, *STEPS]]), lengths(len(PROMPT)), lengths(len(PROMPT) + len(STEPS))
+    alone = np.array(Student(checkpoint, 4).forward(tokens, prompt))
+    advised, following = Student(checkpoint, 4, owners, advisory=True), Student(checkpoint, 4, owners)
+    assert np.array(advised.forward(tokens, prompt, heads)).tobytes() == alone.tobytes()
+    assert np.array(following.forward(tokens, prompt, heads)).tobytes() != alone.tobytes()
+    recalls = [float(share) for share in advised.recall(prompt, whole).values()]
+    assert len(recalls) == len(following.executor.predicted) and all(0 < share < 1 for share in recalls)
