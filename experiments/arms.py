@@ -15,7 +15,7 @@ LARGE_BANK = 1024 / 2944  # the paper's larger cache for 8b: 1024 of its 23 x 12
 class Arm:
     """`options` are fields of EngineOptions; `resident` is stock mlx-lm with all experts in memory; `records` serves
     the repacked copy of the checkpoint; `bank` is a share of all experts in place of the session's. What stands before
-    a hyphen in the name says how the arm routes."""
+    a hyphen in the name says how the arm routes; without the LoRA, hidden states and so routes are others."""
 
     name: str
     meaning: str
@@ -27,7 +27,7 @@ class Arm:
     @property
     def route(self) -> str:
         """Arms of one route choose the same tokens."""
-        return self.name.partition("-")[0]
+        return self.name.partition("-")[0] + (" without LoRA" if self.options.get("lora") is False else "")
 
 
 ARMS = {
@@ -118,6 +118,11 @@ ARMS = {
             f"as prerouter, with a bank of {LARGE_BANK:.0%} of all experts",
             {"prerouter": "route", "native": "exact"},
             bank=LARGE_BANK,
+        ),
+        Arm(
+            "prerouter-bare",
+            "as prerouter, without the recovery LoRA",
+            {"prerouter": "route", "native": "exact", "lora": False},
         ),
         Arm("resident", "stock mlx-lm, every expert in memory, no adapters", resident=True),
     )

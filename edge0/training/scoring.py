@@ -37,14 +37,18 @@ def score(
 ) -> tuple[list[Score], dict[int, float]]:
     """A score for each sample, in their order, and recall by predicted layer where there are heads."""
     entropies, recalls = teacher_forced(student, samples, heads, lora, end, batch)
-    longest = max(len(sample.tokens) - sample.prompt_length for sample in samples) + 2
     prompts = [sample.tokens[: sample.prompt_length] for sample in samples]
-    said = answers(student, prompts, heads, lora, longest, end)
+    said = answers(student, prompts, heads, lora, answer_limit(samples), end)
     scores = [
         Score(tuple(row) == sample.tokens[sample.prompt_length :], entropy, tuple(t for t in row if t != end))
         for sample, row, entropy in zip(samples, said, entropies, strict=True)
     ]
     return scores, recalls
+
+
+def answer_limit(samples: Sequence[Sample]) -> int:
+    """Tokens after which an answer is cut: two more than the longest that counts."""
+    return max(len(sample.tokens) - sample.prompt_length for sample in samples) + 2
 
 
 def teacher_forced(

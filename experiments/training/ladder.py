@@ -35,7 +35,7 @@ from edge0.training import phases, teacher  # noqa: E402
 from edge0.training.adapters import save_adapter  # noqa: E402
 from edge0.training.corpus import Corpus, answered, read_corpus, write_corpus  # noqa: E402
 from edge0.training.sampling import answers  # noqa: E402
-from edge0.training.scoring import Score, score  # noqa: E402
+from edge0.training.scoring import Score, answer_limit, score  # noqa: E402
 from edge0.training.student import Student, Tensors, warm_start  # noqa: E402
 from edge0.training.tasks import TASKS, Problem, problems  # noqa: E402
 from experiments.publish import publish, run_command  # noqa: E402
@@ -168,13 +168,13 @@ class Ladder:
 
     def _served_scores(self, served: Path) -> list[Score]:
         """Exact match of the engine's own answers; cross-entropy is not known of them."""
-        found = []
+        found, longest = [], answer_limit(self.samples)
         with Engine(served, EngineOptions(k=self.options.k)) as engine:
             for sample in self.samples:
                 asked, expected = list(sample.tokens[: sample.prompt_length]), sample.tokens[sample.prompt_length :]
                 request, said = engine.new_request(), []
                 logits = engine.prefill(request, asked)
-                while len(said) < len(expected) + 2:
+                while len(said) < longest:
                     said.append(int(logits.argmax().item()))
                     if said[-1] == self.end:
                         break
@@ -260,6 +260,7 @@ def _run(options: Options, model: Path, original: Path, root: Path, work: Path) 
         "options": dataclasses.asdict(options),
         "recall": ladder.recalls,
         "seconds": ladder.seconds,
+        "batches": {"phase1": phases.PHASE1.batch, "phase2": phases.PHASE2.batch, "phase3": phases.PHASE3.batch},
         "corpus": described(ladder.corpus),
         "blas": BLAS,
     }

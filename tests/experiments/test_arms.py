@@ -17,7 +17,9 @@ def test_every_arm_is_one_way_to_serve(name):
     assert arm.meaning and "\n" not in arm.meaning
     if not arm.resident:
         prerouter = EngineOptions(**arm.options).prerouter
-        assert (prerouter == "route") == (arm.route == "prerouter") and arm.route in ("prerouter", "ondemand")
+        by, _, without = arm.route.partition(" ")
+        assert (prerouter == "route") == (by == "prerouter") and by in ("prerouter", "ondemand")
+        assert (without == "without LoRA") == (arm.options.get("lora") is False)
 
 
 def test_no_two_arms_are_the_same_or_say_the_same():
