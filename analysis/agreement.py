@@ -24,7 +24,7 @@ from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import compare_rows
 from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
-from analysis.units import DEVICE_TOLERANCE, device_agrees, number, require
+from analysis.units import DEVICE_TOLERANCE, device_agrees, interval, number, require
 
 BASE = "eviction"  # what the other ways are set against
 COLUMNS = "by exponent phase record asked_bytes cold_bytes inflight_bytes cold_page_bytes device_bytes".split()
@@ -218,7 +218,7 @@ def _share_table(table: pd.DataFrame) -> str:
             continue
         apart = ""
         if pd.notna(row.difference):
-            apart = f"{row.difference:+.3f} ({row.difference_low:+.3f} to {row.difference_high:+.3f})"
+            apart = f"{row.difference:+.3f} ({interval(row.difference_low, row.difference_high, '+.3f')})"
         shares = [f"{value:.3f}" for value in (row.cold_share, row.lru_cold_share, row.cold_loads)]
         split = f"{row.all_cold:.3f} / {row.all_warm:.3f} / {row.partial:.3f}"
         verdict = "" if pd.isna(row.agrees) else row.agrees
@@ -235,7 +235,7 @@ def _byte_table(table: pd.DataFrame) -> str:
             f"{row.device_mib:.1f}",
             number(row.device_over_cold, ".4f"),
             row.device_agrees,
-            f"{row.cached_mib:.1f} ({row.cached_low_mib:.1f}-{row.cached_high_mib:.1f})",
+            f"{row.cached_mib:.1f} ({interval(row.cached_low_mib, row.cached_high_mib, '.1f')})",
             number(row.charged_mib, ".1f"),
             f"{row.budget_mib:.1f}",
             str(int(row.warm_up_loads)),

@@ -31,7 +31,7 @@ from analysis.rows import (
 )
 from analysis.statistics import median_spread
 from analysis.tab3 import header_lines, pairs
-from analysis.units import number
+from analysis.units import interval, number
 
 COMMAND = "snakemake appxB"
 TIME_BUDGET = "about 9 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
@@ -279,7 +279,7 @@ def _speed_table(session: Session, table: pd.DataFrame) -> str:
             row.arm,
             arm_words(session, row.arm),
             str(row.rounds),
-            f"{row.tok_s_median:.2f} ({row.tok_s_min:.2f}-{row.tok_s_max:.2f})" if row.rounds else "void",
+            f"{row.tok_s_median:.2f} ({interval(row.tok_s_min, row.tok_s_max, '.2f')})" if row.rounds else "void",
             number(row.busy_cores, ".2f"),
             number(row.reading_share, ".0%"),
             number(row.device_share, ".0%"),
@@ -307,7 +307,7 @@ def _part(row, part: str) -> str:
 
 def _pair_table(ratios: PairRatios) -> str:
     rows = [
-        (PAIRS.get((arm, base), "the same arm again (A/A)"), f"{arm} over {base}", str(ratio), str(ratio.n))
+        (PAIRS.get((arm, base), "the same arm again (A/A)"), f"{arm} over {base}", ratio.bare, str(ratio.n))
         for (_, arm, base), ratio in ratios.items()
     ]
     return markdown_table(("change", "tok/s pair", "ratio (95%)", "n"), rows, right_from=2)

@@ -45,7 +45,8 @@ def draw(session: Session, table: pd.DataFrame, words: list[str]) -> Figure:
             f"condition {session.condition}",
             f"n = {rounds} rounds, medians",
             f"session {session.name}",
-        ]
+        ],
+        session,
     )
     height = 1.5 + ROW_INCHES * len(table) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))

@@ -119,7 +119,7 @@ def aa_ratio(session: Session) -> list[Measure]:
             "ratio",
             ratio,
             goal="interval contains 1.00",
-            passed=None if ratio.n < 2 else ratio.contains(1.0),
+            passed=None if math.isnan(ratio.ci_low) else ratio.contains(1.0),
             note=f"condition {session.condition}, n={ratio.n}",
         )
         for k, arm, ratio in pairs

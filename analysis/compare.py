@@ -27,7 +27,7 @@ from analysis.machines import only as only_value
 from analysis.paper.claims import Claims, load_claims
 from analysis.rows import GAIN_PAIRS, markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Ratio
-from analysis.units import GIB
+from analysis.units import GIB, interval
 
 SUMMARY = "arm k rounds tok_s_median tok_s_min tok_s_max condition tier machine session".split()
 PAIRS = "k arm base ratio ci_low ci_high n session note".split()
@@ -297,15 +297,15 @@ def gain_text(line: Line) -> str:
     """The gain as the table says it; "void" where no round was valid in both arms."""
     if math.isnan(line.gain):
         return "void"
-    if math.isnan(line.gain_low):
+    if math.isnan(line.gain_low):  # the paper's has no n either
         return f"{line.gain:.2f}x (no interval)"
-    return str(Ratio(line.gain, line.gain_low, line.gain_high, line.rounds))
+    return Ratio(line.gain, line.gain_low, line.gain_high, line.rounds).bare
 
 
 def _span(median: float, low: float, high: float) -> str:
     if math.isnan(median):
         return "void"
-    return f"{median:.2f} ({low:.2f}-{high:.2f})" if not math.isnan(low) else f"{median:.1f}"
+    return f"{median:.2f} ({interval(low, high, '.2f')})" if not math.isnan(low) else f"{median:.1f}"
 
 
 def _bullets(lines: Iterable[str]) -> str:
@@ -323,7 +323,7 @@ def write(comparison: Comparison, out: Path) -> str:
     with publishing(out) as scratch:
         rows = pd.DataFrame([asdict(line) for line in comparison.lines])
         write_tables(scratch, text, rows=rows)
-        save_figure(comparison.lines, scratch / "compare")
+        save_figure(comparison.lines, comparison.missing, scratch / "compare")
     return text
 
 

@@ -16,25 +16,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import style
+from analysis.rows import NO_VERDICT
 
 if TYPE_CHECKING:
     from analysis.compare import Line
 
 ROW_INCHES, LEGEND_INCHES, GROUP_GAP = 0.24, 0.19, 0.9
 HOLLOW, PALE = "white", 0.35
-NO_VERDICT, NO_INTERVAL = "no verdict", "no interval"
+NO_INTERVAL = "no interval"
 
 
-def save_figure(lines: Sequence[Line], stem: Path) -> None:
+def save_figure(lines: Sequence[Line], missing: Sequence[str], stem: Path) -> None:
     """Draw and write `stem`.png (200 dpi) and `stem`.svg. OSError passes."""
     with style.drawing("compare"):
-        style.save(draw(lines), stem)
+        style.save(draw(lines, missing), stem)
 
 
-def draw(lines: Sequence[Line]) -> Figure:
-    """The figure itself; `lines` sorted by K."""
+def draw(lines: Sequence[Line], missing: Sequence[str] = ()) -> Figure:
+    """The figure itself; `lines` sorted by K. `missing`: `MACHINE: why it has no line; more of it`, for the caption."""
     looks = _looks(lines)
-    caption = style.caption_lines(_caption(lines))
+    absent = [f"not here: {one.partition(';')[0]}" for one in missing]
+    caption = style.caption_lines([*_caption(lines), *absent])
     below = 0.5 + LEGEND_INCHES * (len(looks) + 1) + style.LINE_INCHES * len(caption) + 0.25
     places = _places(lines)
     height = 0.55 + below + ROW_INCHES * (places[-1] + 1.6)

@@ -51,7 +51,7 @@ def caption_lines(session: Session, table: pd.DataFrame) -> list[str]:
     rounds = "-".join(map(str, sorted({table["rounds"].min(), table["rounds"].max()})))
     machine = session.info.machine or "machine not named"
     condition, name = f"condition {session.condition}", f"session {session.name}"
-    return style.caption_lines([machine, table["tier"].iloc[0], condition, f"n = {rounds} rounds", name])
+    return style.caption_lines([machine, table["tier"].iloc[0], condition, f"n = {rounds} rounds", name], session)
 
 
 def save_tab3_figure(session: Session, table: pd.DataFrame, ratios: PairRatios, stem: Path) -> None:
@@ -90,20 +90,21 @@ def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios,
         if row.rounds == 0:
             _note(axes, 0, place, "void")
             continue
-        style = ARM_STYLES[row.arm]
-        bar = {"color": style.pale, "hatch": style.hatch, "edgecolor": style.color, "linewidth": 0.6}
+        look = ARM_STYLES[row.arm]
+        bar = {"color": look.pale, "hatch": look.hatch, "edgecolor": look.color, "linewidth": 0.6}
         axes.barh(place, row.tok_s_median, 0.74, **bar)
         axes.vlines(row.tok_s_median, place - 0.37, place + 0.37, color="black", linewidth=2, zorder=2)
         values = session.cell(row.arm, row.k)["tok_s"]
         gap = min(0.2, 0.6 / max(1, len(values) - 1))
         heights = [place + gap * (index - (len(values) - 1) / 2) for index in range(len(values))]
-        points = {"color": style.color, "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 4.2}
-        axes.plot(values, heights, style.marker, zorder=3, **points)
+        points = {"color": look.color, "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 4.2}
+        axes.plot(values, heights, look.marker, zorder=3, **points)
         gain = ratios.get((row.k, row.arm, bases.get(row.arm)))
         text = f"{row.tok_s_median:.1f}" + (f"  ({gain.ratio:.2f}x)" if gain is not None and gain.n else "")
         _note(axes, row.tok_s_max, place, text)
     axes.set_xlim(0, 1.36 * table["tok_s_max"].max())
-    axes.set_xlabel("tokens per second (in brackets: paired gain)")
+    void = session.drift().void_verdict
+    axes.set_xlabel(f"tokens per second (in brackets: {'gain, no verdict' if void else 'paired gain'})")
     point = {"color": "#555555", "marker": "o", "linewidth": 0, "markeredgecolor": "white", "markersize": 6}
     handles = [
         Line2D([], [], color="black", marker="|", markersize=9, markeredgewidth=2, linewidth=0, label="median"),

@@ -34,7 +34,7 @@ from analysis.rows import (
 )
 from analysis.statistics import Difference, Spread, median_spread, paired_difference
 from analysis.tab3 import header_lines
-from analysis.units import GIB
+from analysis.units import GIB, interval
 
 COMMAND = "snakemake memory"
 TIME_BUDGET = "seconds; its rows are Table 3's (about 10 minutes with a small tier)"
@@ -209,8 +209,8 @@ def _share_words(claim: Claim, session: Session, here: pd.DataFrame, paper: Pape
 
 
 def _gap_words(row: pd.Series) -> str:
-    interval = "" if pd.isna(row["ci_low_mib"]) else f" ({row['ci_low_mib']:+.1f} to {row['ci_high_mib']:+.1f})"
-    return f"{row['mean_mib']:+.1f} MiB{interval}"
+    told = "no interval" if pd.isna(row["ci_low_mib"]) else interval(row["ci_low_mib"], row["ci_high_mib"], "+.1f")
+    return f"{row['mean_mib']:+.1f} MiB ({told})"
 
 
 def _double_hold(claim: Claim, session: Session, paper: Paper) -> Finding:
@@ -245,7 +245,7 @@ def _twice_table(session: Session) -> str:
     for k, arm in sorted(set(planned[["k", "arm"]].itertuples(index=False, name=None)), key=_place):
         seen, most = above_end_bytes(session, arm, k), stack_bytes(session, arm, k)
         if most is not None:
-            measured = f"{seen.median / MIB:.1f} ({seen.low / MIB:.1f}-{seen.high / MIB:.1f})"
+            measured = f"{seen.median / MIB:.1f} ({interval(seen.low / MIB, seen.high / MIB, '.1f')})"
             rows.append((str(k), arm, str(seen.n), measured, _at_most(most)))
     header = (
         "K",

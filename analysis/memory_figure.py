@@ -47,7 +47,7 @@ def draw_memory(session: Session, table: pd.DataFrame) -> Figure:
     rounds = "-".join(map(str, sorted({table["rounds"].min(), table["rounds"].max()})))
     tier, machine = session.all_runs["tier"].iloc[0], session.info.machine or "machine not named"
     about = [machine, tier, f"condition {session.condition}", f"n = {rounds} rounds", f"session {session.name}"]
-    caption = style.caption_lines([*about, "medians"])
+    caption = style.caption_lines([*about, "medians"], session)
     places = style.places_by_k(table["k"])
     height = 1.75 + 0.27 * (places[-1] + 1) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))

@@ -34,6 +34,7 @@ from analysis.statistics import (
     smallest_visible_effect,
 )
 from analysis.tab3 import header_lines
+from analysis.units import interval
 
 COMMAND = "snakemake noise"
 TIME_BUDGET = "about 5 minutes for 12 rounds of mini-35b; 10 seconds for each run"
@@ -42,6 +43,8 @@ FALSE_ROUNDS = (3, 5)
 EFFECTS = (1.01, 1.05)
 LIKE = ("arm", "k", "condition", "bank_slots", "timed_steps")  # what runs of two sessions must share to be set together
 PASS, FAIL = "pass", "FAIL"
+VISIBLE = "smallest visible effect"
+TOO_FEW = "one or two pairs have no interval"
 HOW_TO_READ = (
     "Both runs of a pair are the same arm, one right after the other in the same round, first in turn: whatever their "
     "ratio shows is noise. It passes when its interval contains 1.00, as it would in 19 of 20 such sessions.",
@@ -151,19 +154,20 @@ def summary(session: Session, cell: Cell, across: Across) -> pd.DataFrame:
             dict(zip(SUMMARY_COLUMNS, (measure, value, low, high, unit, n, verdict, session.name, note), strict=True))
         )
 
-    verdict = "" if n < 2 else f"{PASS}: contains 1.00" if ratio.contains(1) else f"{FAIL}: does not contain 1.00"
+    verdict = f"{PASS}: contains 1.00" if ratio.contains(1) else f"{FAIL}: does not contain 1.00"
     put(
         "A/A ratio",
         ratio.ratio,
         "x",
-        verdict=verdict,
-        note="passes when the interval contains 1.00" if n > 1 else "one pair has no interval",
+        verdict="" if math.isnan(ratio.ci_low) else verdict,
+        note=TOO_FEW if math.isnan(ratio.ci_low) else "passes when the interval contains 1.00",
         interval=(ratio.ci_low, ratio.ci_high),
     )
     put("spread of a pair's ratio", ratio.sd_log, "sd of log")
-    put("CV of single runs", cv(cell.speeds), "share", 2 * n)
+    alone = f"runs and their repeats; of the {n} runs without repeats {cv(cell.pairs['arm']):.1%}" if n > 1 else ""
+    put("CV of single runs", cv(cell.speeds), "share", 2 * n, note=alone)
     put("range of single runs", _range(cell.speeds), "share", 2 * n, note="largest less smallest, over the median")
-    put("smallest visible effect", smallest_visible_effect(n, ratio.sd_log), "x", note="80% power, two-sided 95%")
+    put(VISIBLE, smallest_visible_effect(n, ratio.sd_log), "x", note="80% power, two-sided 95%")
     for effect in EFFECTS:
         needed = rounds_needed(effect, ratio.sd_log)
         put(f"rounds needed for {effect - 1:.0%}", math.nan if needed is None else needed, "rounds")
@@ -219,7 +223,7 @@ def markdown(session: Session, cell: Cell, table: pd.DataFrame, compared: pd.Dat
 
 def _value(row) -> str:
     if math.isnan(row.value):
-        return "not known"
+        return f"not estimable with n={row.n}" if row.measure == VISIBLE else "not known"
     if row.unit == "rounds":
         return f"{row.value:.0f}"
     if row.unit.startswith("share"):
@@ -231,8 +235,8 @@ def _interval(row) -> str:
     if math.isnan(row.ci_low):
         return ""
     if row.unit.startswith("share"):
-        return f"{row.ci_low:+.2%} to {row.ci_high:+.2%}"
-    return f"{row.ci_low:.3f}-{row.ci_high:.3f}"
+        return interval(row.ci_low, row.ci_high, "+.2%")
+    return interval(row.ci_low, row.ci_high, ".3f")
 
 
 def write(session: Session, roots: Sequence[Path], claims: Claims, out: Path) -> str:

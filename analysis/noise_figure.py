@@ -34,7 +34,7 @@ def draw_noise(session: Session, cell: Cell) -> Figure:
     """The figure itself."""
     parts = [session.info.machine or "machine not named", session.info.tier or "", f"condition {session.condition}"]
     pairs = f"n = {len(cell.pairs)} pairs of {cell.arm} at K={cell.k}"
-    caption = style.caption_lines([*parts, pairs, f"session {session.name}"])
+    caption = style.caption_lines([*parts, pairs, f"session {session.name}"], session)
     height = 3.6 + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     ratios, speeds = figure.subplots(1, 2)

@@ -1,7 +1,8 @@
 """Finished tables as pages for the report: `python -m analysis.pages RESULTS --captions DIR --out DIR`.
 
-Each table.md under one machine's results becomes `OUT/TIER/TARGET.html`, figures embedded, so that the report shows it
-as a person would read it. Knows nothing of Snakemake, which puts the pages into one file, nor of what a table means.
+Each table.md under one machine's results becomes `OUT/TIER/TARGET/TARGET.html`, figures embedded, so that the report
+shows it as a person would read it; its figures and CSV files are copied beside it. Knows nothing of Snakemake, which
+puts them all into one file, nor of what a table means.
 """
 
 from __future__ import annotations
@@ -58,16 +59,19 @@ def caption_of(target: str, folder: Path) -> str:
 
 
 def write(results: Path, captions: Path, out: Path) -> str:
-    """Write a page for every table, in place of those that were there. Raises ValueError when there is no table."""
+    """Write a page for every table with its files, in place of what was there. Raises ValueError when there is none."""
     tables = find_tables(results)
     if not tables:
         raise ValueError(f"{results}: no table.md below it; run a target first, such as `snakemake tab3`")
     shutil.rmtree(out, ignore_errors=True)
     lines = []
     for table in tables:
-        path = out / (table.tier or NO_TIER) / f"{table.target}.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = out / (table.tier or NO_TIER) / table.target
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{table.target}.html"
         path.write_text(page(table, caption_of(table.target, captions)), encoding="utf-8")
+        for part in (*table.figures, *sorted(table.path.parent.glob("*.csv"))):
+            shutil.copyfile(part, folder / part.name)
         lines.append(f"{path} from {table.path}")
     return "\n".join(lines)
 

@@ -34,7 +34,7 @@ from analysis.rows import (
 )
 from analysis.statistics import Ratio, median_spread
 from analysis.tab3 import header_lines
-from analysis.units import GIB
+from analysis.units import GIB, interval
 
 COMMAND = "snakemake resident"
 TIME_BUDGET = "about 5 minutes with a small tier, both sessions"
@@ -91,7 +91,7 @@ def outcome(session: Session, arm: str, k: int) -> str:
     """An arm's speed, or why it has none, in words."""
     speed = median_spread(session.cell(arm, k)["tok_s"])
     if speed.n:
-        return f"{speed.median:.3g} tok/s ({speed.low:.3g}-{speed.high:.3g}), n={speed.n}"
+        return f"{speed.median:.3g} tok/s ({interval(speed.low, speed.high, '.3g')}), n={speed.n}"
     planned, killed = killed_runs(session, arm, k)
     if planned == 0:
         return "not run"
@@ -164,7 +164,7 @@ def _stock(claim: Claim, free: Session) -> Finding:
 def _free_ratio(claim: Claim, free: Session, arm: str) -> Finding:
     ratio = over_stock(free, arm)
     why = "outside the claim's regime: here the checkpoint fits in memory and the bank holds all experts"
-    ours = f"{ratio}, n={ratio.n}" if ratio.n else outcome(free, arm, the_k(free))
+    ours = str(ratio) if ratio.n else outcome(free, arm, the_k(free))
     return Finding(claim, Status.NOT_TESTABLE, ours, why, k=str(the_k(free)), arm=f"{arm}/{STOCK}")
 
 
@@ -195,7 +195,7 @@ def _limited_ratio(claim: Claim, limited: Limited, arm: str) -> tuple[Finding, s
         )
     elif not ratio.n:
         blocked = "no round in which both arms ran"
-    shown = f"{ratio}, n={ratio.n}" if ratio.n else ours
+    shown = str(ratio) if ratio.n else ours
     about = {"size": (claim.value,), "places": len(ENGINE), "why": f"limit of {limited.words}"}
     return relation(claim, [ratio], shown, blocked=blocked, **about, **place), session.name
 

@@ -42,7 +42,8 @@ def draw_resident(panels: Sequence[Panel]) -> Figure:
         f"{max(len(values) for _, values, _ in panel.bars)} rounds, session {panel.session.name}"
         for panel in panels
     ]
-    caption = style.caption_lines([*about, "bar: median; line: least to largest round; dot: a round"])
+    about.append("bar: median; line: least to largest round; dot: a round")
+    caption = style.caption_lines(about, *(panel.session for panel in panels))
     height = 2.45 + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     bottom = (0.62 + style.LINE_INCHES * len(caption)) / height
@@ -56,7 +57,8 @@ def draw_resident(panels: Sequence[Panel]) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(panel.bars) - 0.4, -0.6)
         axes.set_xlim(0, 1.22 * most)
-        axes.set_xlabel("tokens per second")
+        mark = panel.session.drift().mark
+        axes.set_xlabel("; ".join(filter(None, ("tokens per second", mark))), **(style.MARK if mark else {}))
         style.dress(axes, f"{panel.title[:1].upper()}{panel.title[1:]}")
         axes.grid(visible=False, axis="y")
     style.put_caption(figure, caption)

@@ -22,6 +22,7 @@ from analysis.reuse_figure import save_figure
 from analysis.rows import markdown_table, publishing, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
 from analysis.traces import Trace, load_trace, stream
+from analysis.units import interval
 
 COMMAND = "snakemake reuse"
 TIME_BUDGET = "about 2 minutes, most of it decoding the tokens that are recorded"
@@ -89,17 +90,17 @@ def mean_interval(repeated: np.ndarray) -> Difference:
 
 
 def _words(mean: Difference) -> str:
-    interval = "no interval" if math.isnan(mean.ci_low) else f"{mean.ci_low:.3f}-{mean.ci_high:.3f}, {mean.n} batches"
-    return f"{mean.mean:.3f} ({interval})"
+    if math.isnan(mean.ci_low):
+        return f"{mean.mean:.3f} (no interval)"
+    return f"{mean.mean:.3f} ({interval(mean.ci_low, mean.ci_high, '.3f')}, {mean.n} batches)"
 
 
 def findings(trace: Trace, claims: Claims) -> list[Finding]:
     """The paper's claims of this experiment, ours beside them."""
     repeated = adjacent(trace)
     layers = repeated.mean(axis=0)
-    ours = (
-        f"{_words(mean_interval(repeated))}, layers {layers.min():.3f}-{layers.max():.3f}, by chance {trace.chance:.3f}"
-    )
+    each = interval(layers.min(), layers.max(), ".3f")
+    ours = f"{_words(mean_interval(repeated))}, layers {each}, by chance {trace.chance:.3f}"
     place = f"{trace.source} on {trace.machine}"
     mine = [claim for claim in claims.by_id.values() if claim.experiment == "reuse"]
     here = {"machine": trace.machine, "tier": trace.source, "k": str(trace.k)}

@@ -38,6 +38,7 @@ ROLES = ("arm", "aa", "drift")
 # A session whose first run, repeated at the end, differs by more than a factor between these has no verdict; which
 # factor depends on the noise that its own A/A pairs show.
 DRIFT_LIMITS = (1.10, 1.25)
+NO_VERDICT = "no verdict"
 
 RUN_COLUMNS = (
     "session run_id order round role arm k tier condition tok_s timed_steps warmup_steps bank_bytes bank_slots "
@@ -92,6 +93,13 @@ class Drift:
     ratio: float
     void_verdict: bool
     text: str
+
+    @property
+    def mark(self) -> str:
+        """`no verdict: drift 1.18x`, "" where the session has a verdict: beside whatever is made of it."""
+        if not self.void_verdict:
+            return ""
+        return f"{NO_VERDICT}: drift {'not comparable' if math.isnan(self.ratio) else f'{self.ratio:.2f}x'}"
 
 
 @dataclass(frozen=True)

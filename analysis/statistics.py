@@ -17,6 +17,8 @@ from scipy import stats
 CONFIDENCE = 0.95
 POWER = 0.80
 BATCHES, LEAST_BATCH = 20, 10
+# Of two values Student's interval reaches 12.7 standard errors to each side: it says nothing, so there is none.
+LEAST_FOR_INTERVAL = 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A geometric mean of `n` per-round ratios with its two-sided 95% interval (NaN for `n` below 2)."""
+    """A geometric mean of `n` per-round ratios with its two-sided 95% interval (NaN for `n` below 3)."""
 
     ratio: float
     ci_low: float
@@ -39,7 +41,12 @@ class Ratio:
     n: int
 
     def __str__(self) -> str:
-        """As it stands in tables: `1.52x (1.40-1.66)`; an end that rounds to 1.00 has a third decimal."""
+        """As it stands in tables: `1.52x (1.40-1.66), n=5`."""
+        return f"{self.bare}, n={self.n}" if self.n else self.bare
+
+    @property
+    def bare(self) -> str:
+        """Without its n, for tables that have a column of it; an end that rounds to 1.00 has a third decimal."""
         if self.n == 0:
             return "no shared round"
         interval = "no interval" if math.isnan(self.ci_low) else f"{_end(self.ci_low)}-{_end(self.ci_high)}"
@@ -50,7 +57,7 @@ class Ratio:
 
         Only for a ratio of `paired_ratio`, whose interval is Student's t on log ratios.
         """
-        if self.n < 2:
+        if self.n < LEAST_FOR_INTERVAL:
             return self
         half_width = t_quantile(self.n, (1 + confidence) / 2) * self.sd_log / math.sqrt(self.n)
         return Ratio(self.ratio, self.ratio * math.exp(-half_width), self.ratio * math.exp(half_width), self.n)
@@ -62,8 +69,8 @@ class Ratio:
 
     @property
     def sd_log(self) -> float:
-        """Standard deviation of the log ratios between rounds, recovered from the interval's width; NaN for n < 2."""
-        if self.n < 2:
+        """Standard deviation of the log ratios between rounds, recovered from the interval's width; NaN for n < 3."""
+        if self.n < LEAST_FOR_INTERVAL:
             return math.nan
         half_width = (math.log(self.ci_high) - math.log(self.ci_low)) / 2
         return half_width * math.sqrt(self.n) / t_quantile(self.n, (1 + CONFIDENCE) / 2)
@@ -75,7 +82,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of `n` differences (of rounds, of batches) with its two-sided 95% interval (NaN for `n` below 2)."""
+    """A mean of `n` differences (of rounds, of batches) with its two-sided 95% interval (NaN for `n` below 3)."""
 
     mean: float
     ci_low: float
@@ -100,7 +107,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
     The estimate is the geometric mean of `a[i] / b[i]`; the interval is Student's t on the log ratios with n - 1
     degrees of freedom. Logs make the answer symmetric: `paired_ratio(b, a)` is its reciprocal, interval and all.
-    With one pair the ratio is given and the interval is NaN, since one round says nothing of its own noise.
+    With one or two pairs the ratio is given and the interval is NaN, since they say next to nothing of their noise.
     Raises ValueError when the lengths differ, when there is no pair, or when a value is not a positive finite number.
     """
     left, right = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
@@ -112,7 +119,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
         raise ValueError("paired ratio: every value must be a positive finite number")
     logs = np.log(left) - np.log(right)
     n, mean = int(logs.size), float(logs.mean())
-    if n < 2:
+    if n < LEAST_FOR_INTERVAL:
         return Ratio(math.exp(mean), math.nan, math.nan, n)
     half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(logs.std(ddof=1)) / math.sqrt(n)
     return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), n)
@@ -133,7 +140,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
         return Difference(math.nan, math.nan, math.nan, 0)
     steps = left - right
     mean = float(steps.mean())
-    if n < 2:
+    if n < LEAST_FOR_INTERVAL:
         return Difference(mean, math.nan, math.nan, n)
     half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(steps.std(ddof=1)) / math.sqrt(n)
     return Difference(mean, mean - half_width, mean + half_width, n)
@@ -151,9 +158,9 @@ def smallest_visible_effect(n: int, sd_log: float) -> float:
     """Smallest true ratio above 1 that `n` rounds would have shown as "interval above 1" four times out of five.
 
     `sd_log` is the standard deviation of a per-round log ratio, best taken from an A/A pair. Approximation by the
-    sum of the two t quantiles (95% two-sided, 80% power). NaN for n below 2.
+    sum of the two t quantiles (95% two-sided, 80% power). NaN for n below 3.
     """
-    if n < 2 or math.isnan(sd_log):
+    if n < LEAST_FOR_INTERVAL or math.isnan(sd_log):
         return math.nan
     quantiles = t_quantile(n, (1 + CONFIDENCE) / 2) + t_quantile(n, POWER)
     return math.exp(quantiles * sd_log / math.sqrt(n))
@@ -168,10 +175,10 @@ def rounds_needed(effect: float, sd_log: float) -> int | None:
         raise ValueError(f"an effect to be seen is a ratio above 1, found {effect}")
     if math.isnan(sd_log):
         return None
-    enough = 2
+    enough = LEAST_FOR_INTERVAL
     while smallest_visible_effect(enough, sd_log) > effect:
         enough *= 2
-    few = enough // 2  # not enough, or below 2
+    few = max(enough // 2, LEAST_FOR_INTERVAL - 1)  # not enough, or without an interval
     while enough - few > 1:
         middle = (few + enough) // 2
         if smallest_visible_effect(middle, sd_log) > effect:
@@ -185,10 +192,10 @@ def false_positive_share(logs: Sequence[float], n: int, draws: int = 10_000, see
     """How often `n` rounds of an arm against itself would have claimed a difference, resampled from A/A pairs.
 
     `logs`: log ratios of A/A pairs. Each draw takes n different pairs, says of each by lot which half is the arm, and
-    forms the interval of `paired_ratio`; counted is where it excludes 1. NaN for n below 2 or fewer pairs than n.
+    forms the interval of `paired_ratio`; counted is where it excludes 1. NaN for n below 3 or fewer pairs than n.
     """
     values = np.asarray(logs, dtype=float)
-    if n < 2 or values.size < n:
+    if n < LEAST_FOR_INTERVAL or values.size < n:
         return math.nan
     random = np.random.default_rng(seed)
     chosen = np.argsort(random.random((draws, values.size)), axis=1)[:, :n]
@@ -203,7 +210,7 @@ def false_positive_range(pairs: int, n: int, pools: int = 400, draws: int = 1000
     With few pairs the same few extreme ones come again and again, so that a session may show 2% or 12% by chance.
     (NaN, NaN) where there is no share.
     """
-    if n < 2 or pairs < n:
+    if n < LEAST_FOR_INTERVAL or pairs < n:
         return math.nan, math.nan
     random = np.random.default_rng(seed)
     shares = [false_positive_share(random.normal(size=pairs), n, draws, seed + pool) for pool in range(pools)]
@@ -237,18 +244,32 @@ def batch_mean(values: Sequence[float]) -> Difference:
     """Mean of values that depend on their neighbours, in their order: the interval comes from means of batches.
 
     Batches are consecutive, as long as possible while there are `BATCHES`, and `LEAST_BATCH` long at the least, so that
-    what one value does to the next stays inside a batch. Student's t over the batches; NaN for fewer than two. `n` are
-    the batches. Raises ValueError for no value.
+    what one value does to the next stays inside a batch. Student's t over the batches; NaN for fewer than three. `n`
+    are the batches. Raises ValueError for no value.
     """
     series = np.asarray(values, dtype=float)
     if series.size == 0:
         raise ValueError("mean of batches: no value")
     n, mean = max(1, min(BATCHES, series.size // LEAST_BATCH)), float(series.mean())
-    if n < 2:
+    if n < LEAST_FOR_INTERVAL:
         return Difference(mean, math.nan, math.nan, n)
     means = np.array([batch.mean() for batch in np.array_split(series, n)])
     half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1)) / math.sqrt(n)
     return Difference(mean, mean - half_width, mean + half_width, n)
+
+
+def bootstrap_share(part: Sequence[float], whole: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """95% interval of `sum(part) / sum(whole)`, by drawing the pairs again; (NaN, NaN) for fewer than three pairs.
+
+    A pair must be what varies on its own: values that repeat one another belong into one pair, summed.
+    """
+    parts, wholes = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    if parts.size < LEAST_FOR_INTERVAL:
+        return math.nan, math.nan
+    chosen = np.random.default_rng(0).integers(parts.size, size=(draws, parts.size))
+    shares = parts[chosen].sum(axis=1) / wholes[chosen].sum(axis=1)
+    low, high = np.quantile(shares, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)
 
 
 def _end(value: float) -> str:

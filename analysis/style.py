@@ -1,11 +1,12 @@
 """How every figure looks: one style, one way to write it, one caption that carries machine, condition and n.
 
-Knows nothing of what is drawn. Colours are Okabe-Ito's; whatever differs by colour must also differ by marker, hatch or
-lightness, so that figures read in grey and for colour-blind readers.
+Knows nothing of what is drawn, but for sessions that drifted: these it marks. Colours are Okabe-Ito's; whatever differs
+by colour must also differ by marker, hatch or lightness, so that figures read in grey and for colour-blind readers.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,8 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+
+from analysis.rows import NO_VERDICT, Session
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -29,6 +32,9 @@ RC = {
 CAPTION_COLUMNS = 118
 GROUP_GAP = 0.7  # rows
 LINE_INCHES = 0.17  # height of one line of a caption
+UNBROKEN = 45  # a part of a caption up to this long stays in one line
+TOGETHER = r"\bn = \S+ \w+|session \S+"  # and so do these in a longer one
+MARK = {"color": "#B00020", "weight": "bold"}  # what takes a session's verdict away
 
 
 def drawing(name: str) -> AbstractContextManager:
@@ -42,15 +48,31 @@ def save(figure: Figure, stem: Path) -> None:
     figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
 
 
-def caption_lines(parts: Sequence[str], columns: int = CAPTION_COLUMNS) -> list[str]:
-    """Caption parts (machine, tier, condition, n, session) joined and wrapped to lines of at most `columns`."""
-    return textwrap.wrap(" · ".join(part for part in parts if part), columns)
+def caption_lines(parts: Sequence[str], *sessions: Session, columns: int = CAPTION_COLUMNS) -> list[str]:
+    """Caption parts (machine, tier, condition, n, session) joined and wrapped to lines of at most `columns`.
+
+    Above them a line for each of the `sessions` that drifted: what is drawn of it is no verdict.
+    """
+    marks = [f"{session.drift().mark} (session {session.name})" for session in sessions if session.drift().mark]
+    whole = [
+        re.sub(".+" if len(part) <= UNBROKEN else TOGETHER, lambda found: found[0].replace(" ", "\xa0"), part)
+        for part in parts
+        if part
+    ]
+    lines = textwrap.wrap("\xa0· ".join(whole), columns)
+    return [*marks, *(line.replace("\xa0", " ").removesuffix(" ·") for line in lines)]
 
 
 def put_caption(figure: Figure, lines: Sequence[str]) -> None:
     """Write caption lines under the figure; leave 0.12 inch plus `LINE_INCHES` per line for them."""
     place = 0.12 / figure.get_figheight()
-    figure.text(0.5, place, "\n".join(lines), ha="center", va="bottom", fontsize=8, color="#333333")
+    marks = [line for line in lines if line.startswith(NO_VERDICT)]
+    about = lines[len(marks) :]
+    below = {"ha": "center", "va": "bottom", "fontsize": 8}
+    figure.text(0.5, place, "\n".join(about), color="#333333", **below)
+    if marks:
+        above = place + 0.92 * LINE_INCHES * len(about) / figure.get_figheight()
+        figure.text(0.5, above, "\n".join(marks), **MARK, **below)
 
 
 def places_by_k(ks: pd.Series) -> list[float]:

@@ -1,8 +1,8 @@
-"""Table 1 of both tiers: `python -m analysis.tab1 COUNTS.json --sessions S... --prefills P... --claims C --out DIR`.
+"""Table 1: `python -m analysis.tab1 COUNTS.json --sessions S... --prefills P... --claims C --out DIR`.
 
-One session and one set of prompts for each tier, and the counts of both models. Writes summary.csv, prefill.csv,
-sizes.csv, compare.csv, table.md and the figure, all or none, and prints table.md. Absolute values of other machines
-stand beside ours; only ratios within a tier's own session are compared, only counts are judged.
+One tier of each model, or of one alone: a session and a set of prompts of each, and the counts of both models. Writes
+summary.csv, prefill.csv, sizes.csv, compare.csv, table.md and the figure, all or none, and prints table.md. Absolute
+values of other machines stand beside ours; only ratios within a tier's own session are compared and only counts judged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from analysis.statistics import Spread
 from analysis.tab1_figure import save_tab1_figure
 from analysis.tab1_rows import TierRows, load_tiers
 from analysis.tab3 import header_lines
-from analysis.units import GIB
+from analysis.units import GIB, interval
 
 COMMAND = "snakemake tab1"
 TIME_BUDGET = "about 50 minutes with two small tiers, most of it prompts of 3,100 tokens on two CPU cores"
@@ -54,10 +54,10 @@ HOW_TO_READ = (
     "columns name, on this machine. Set them side by side, do not divide one by the other.",
     "The small bank is the least that one step and its prefetch need. The paper's 64 bundles for the 8B model are 2.2% "
     "of its 2,944 experts, beside which it holds a second copy in stacks; such a bank is below the engine's floor. The "
-    "large bank is its 1,024 bundles, 35% of all experts, in both tiers.",
+    "large bank is its 1,024 bundles, 35% of all experts, in every tier.",
     "Small and large bank, with and without the prerouter, are arms of one session, so their ratios are paired.",
     "A prompt is measured in a process of its own with an empty bank; cold and warm are states of the page cache that "
-    "were verified before it began.",
+    "were verified before it began. Both stand in every round, so that their ratio is paired, too.",
     "Counted numbers come from tensor shapes, so they must agree with the paper; what was rounded may differ by half a "
     "unit of its last digit.",
 )
@@ -173,7 +173,7 @@ def _tokens(tier: TierRows) -> int:
 
 def spread_words(spread: Spread) -> str:
     """Median and range, "" where there is no value."""
-    return f"{spread.median:.4g} ({spread.low:.4g}-{spread.high:.4g})" if spread.n else ""
+    return f"{spread.median:.4g} ({interval(spread.low, spread.high, '.4g')})" if spread.n else ""
 
 
 def markdown(document: Mapping[str, Any], tiers: Mapping[str, TierRows], found: Sequence[Finding]) -> str:
@@ -188,13 +188,13 @@ def markdown(document: Mapping[str, Any], tiers: Mapping[str, TierRows], found: 
         once = [line for line in heads if line.startswith(("machine: ", "takes: "))]
         heads += [line for line in (*header_lines(tier.session, TIME_BUDGET), prompts) if line not in once]
     blocks = [
-        "# Table 1: both tiers, beside the paper's",
+        f"# Table 1: {' and '.join(tier.tier for tier in tiers.values())}, beside the paper's",
         *heading(heads, *(tier.session for tier in tiers.values())),
         "## The paper beside ours: measured",
         _measured_table(tiers, found),
         "## The paper beside ours: counted",
         _counted_table(document, found),
-        "## What bank and prerouter change, within each session",
+        "## What bank, prerouter and page cache change, within each session",
         _ratio_table(tiers),
         "## Memory",
         *(f"{tier.tier}, K={tier.k}\n\n{counter_table(tier.session, ARMS)}" for tier in tiers.values()),
@@ -240,7 +240,8 @@ def _ratio_table(tiers: Mapping[str, TierRows]) -> str:
     rows = []
     for arm, base in PAIRS:
         ratios = [paired(tier.session.cell(arm, tier.k), tier.session.cell(base, tier.k)) for tier in tiers.values()]
-        rows.append([f"{arm} over {base}", *(f"{ratio}, n={ratio.n}" for ratio in ratios)])
+        rows.append([f"{arm} over {base}", *map(str, ratios)])
+    rows.append(["prompts, warm over cold", *(str(tier.prefill_ratio) for tier in tiers.values())])
     return markdown_table(["tok/s pair", *(f"{tier.tier}, K={tier.k}" for tier in tiers.values())], rows, right_from=1)
 
 
@@ -281,7 +282,7 @@ def write(document: Mapping[str, Any], tiers: Mapping[str, TierRows], claims: Cl
 
 def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.tab1", description="Table 1 of both tiers.")
+    parser = argparse.ArgumentParser(prog="python -m analysis.tab1", description="Table 1, a tier of each model.")
     parser.add_argument("architecture", type=Path, metavar="COUNTS.json")
     parser.add_argument("--sessions", type=Path, nargs="+", required=True, help="a session folder or latest.json each")
     parser.add_argument("--prefills", type=Path, nargs="+", required=True, help="a prefill.json or latest.json each")

@@ -41,9 +41,10 @@ def draw_tab1(tiers: Mapping[str, TierRows]) -> Figure:
         about.append(
             f"{tier.tier} on {tier.session.info.machine or 'machine not named'}, K={tier.k}: condition "
             f"{tier.session.condition}, n = {len(tier.session.cell('ondemand', tier.k))} rounds, session "
-            f"{tier.session.name}; prompts of {tokens} tokens, session {tier.about['session']}"
+            f"{tier.session.name}; prompts of {tokens} tokens, n = {len(tier.prefill_speeds('cold'))} cold and "
+            f"{len(tier.prefill_speeds('warm'))} warm, session {tier.about['session']}"
         )
-    caption = style.caption_lines(about)
+    caption = style.caption_lines(about, *(tier.session for tier in tiers.values()))
     height = 1.1 + 1.45 * len(tiers) + style.LINE_INCHES * len(caption)
     figure = Figure(figsize=(9.2, height))
     decode, prompts = figure.subplots(1, 2, width_ratios=(1.25, 1))

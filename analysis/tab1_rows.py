@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.rows import Session, load_session, named, read_json
-from analysis.statistics import Spread, median_spread
+from analysis.rows import Session, load_session, named, paired, read_json
+from analysis.statistics import Ratio, Spread, median_spread
 from analysis.units import GIB, require
 
 FAMILY_TAGS = {"qwen": "35b", "ling": "8b"}
@@ -38,12 +38,18 @@ class TierRows:
         return median_spread(self.session.cell(arm, self.k)["tok_s"])
 
     def prefill_speeds(self, condition: str) -> pd.Series:
-        """tok/s of each prompt."""
+        """tok/s of each prompt, by its round."""
         rows = self.prefill[(self.prefill["condition"] == condition) & (self.prefill["role"] == "arm")]
+        rows = rows.set_index("round")
         return rows["tokens"] / (rows["ttft_ms"] / 1e3)
 
     def prefill_speed(self, condition: str) -> Spread:
         return median_spread(self.prefill_speeds(condition))
+
+    @property
+    def prefill_ratio(self) -> Ratio:
+        """tok/s of warm over cold prompts, paired by round."""
+        return paired(*(self.prefill_speeds(condition).to_frame("tok_s") for condition in ("warm", "cold")))
 
     @property
     def peak_gib(self) -> Spread:

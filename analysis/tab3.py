@@ -37,7 +37,7 @@ from analysis.rows import (
 )
 from analysis.statistics import Ratio, cv, median_spread, smallest_visible_effect
 from analysis.tab3_findings import find_other, findings
-from analysis.units import GIB, number
+from analysis.units import GIB, interval, number
 
 SUMMARY_COLUMNS = (
     "arm k rounds tok_s_median tok_s_min tok_s_max wait_ms_per_step loads_per_step device_mib_per_step dropped "
@@ -136,7 +136,6 @@ def marked(ratio: Ratio, effect: float) -> str:
 
 def pairs(session: Session, ratios: PairRatios) -> pd.DataFrame:
     """The ratios as rows, columns `PAIR_COLUMNS`. A pair that was run but shares no valid round has n = 0."""
-    drifted = "no verdict: drift" if session.drift().void_verdict else ""
     rows = [
         {
             "k": k,
@@ -144,7 +143,7 @@ def pairs(session: Session, ratios: PairRatios) -> pd.DataFrame:
             "base": base,
             **vars(ratio),
             "session": session.name,
-            "note": "; ".join(filter(None, ("A/A" if arm == base else "", drifted))),
+            "note": "; ".join(filter(None, (session.drift().mark, "A/A" if arm == base else ""))),
         }
         for (k, arm, base), ratio in ratios.items()
     ]
@@ -159,13 +158,16 @@ def noise(session: Session, ratios: PairRatios) -> list[str]:
             continue
         effect = smallest_visible_effect(ratio.n, ratio.sd_log)
         verdict = "" if math.isnan(ratio.ci_low) else (", holds 1" if ratio.contains(1) else ", DOES NOT HOLD 1")
-        seen = "" if math.isnan(effect) else f"; smallest effect visible in {ratio.n} rounds: {effect:.2f}x"
-        lines.append(f"A/A ({arm} at K={k} against itself): {ratio}, n={ratio.n}{verdict}{seen}")
+        seen = f" in {ratio.n} rounds: {effect:.2f}x"
+        if math.isnan(effect):
+            seen = f": not estimable with n={ratio.n}"
+        lines.append(f"A/A ({arm} at K={k} against itself): {ratio}{verdict}; smallest effect visible{seen}")
     arms = session.runs[session.runs["role"] == "arm"]
     spreads = [cv(runs["tok_s"]) for _, runs in arms.groupby(["arm", "k"]) if len(runs) > 1]
     if spreads:
         spread = median_spread(spreads)
-        lines.append(f"spread of tok/s between rounds (CV): median {spread.median:.1%}, largest {spread.high:.1%}")
+        told = f"median {spread.median:.1%}, largest {spread.high:.1%}"
+        lines.append(f"spread of tok/s between rounds (CV of each arm's runs, A/A repeats left out): {told}")
     return lines or ["not measured in this session"]
 
 
@@ -314,7 +316,7 @@ def _paper_table(table: pd.DataFrame, ratios: PairRatios, claims: Claims, machin
 def _speed(row) -> str:
     if row.rounds == 0:
         return "void"
-    return f"{row.tok_s_median:.2f} ({row.tok_s_min:.2f}-{row.tok_s_max:.2f})"
+    return f"{row.tok_s_median:.2f} ({interval(row.tok_s_min, row.tok_s_max, '.2f')})"
 
 
 def write(session: Session, claims: Claims, out: Path, other: Session | None = None) -> str:

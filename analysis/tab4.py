@@ -20,13 +20,15 @@ from analysis.loads import session_loads
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import Finding, Status, compare_rows
 from analysis.rows import ARMS, MIB, Session, load_session, markdown_table, publishing, run_command, write_tables
+from analysis.statistics import bootstrap_share
 from analysis.tab3 import header_lines, per_step
 from analysis.tab4_claims import ADVISED, findings
 from analysis.tab4_figure import save_tab4_figure
-from analysis.units import DEVICE_TOLERANCE, device_agrees, number
+from analysis.units import DEVICE_TOLERANCE, device_agrees, interval, number
 
 SUMMARY_COLUMNS = (
-    "arm k rounds asked_mib_per_load device_mib_per_load cold_share cold_share_probed loads_all_cold loads_all_warm "
+    "arm k rounds asked_mib_per_load device_mib_per_load cold_share cold_share_probed "
+    "cold_share_probed_low cold_share_probed_high loads_all_cold loads_all_warm "
     "loads_partial asked_mib_per_step device_mib_per_step loads_per_step hits_per_step ms_per_load ms_low ms_high "
     "wait_ms_per_step device_over_cold n condition tier machine session"
 ).split()
@@ -37,7 +39,9 @@ HOW_TO_READ = (
     "more where the kernel read ahead. The paper's MiB per load is the second.",
     "`device/asked` is the cold share of all timed loads, by the device's own counter, where the kernel is told of a "
     "load before it reads; page faults read around what they need, so theirs is not a cold share.",
-    "`cold share, probed` is cold over asked bytes of the loads before which the page cache was looked at; beside it "
+    "`cold share, probed` is cold over asked bytes of the loads before which the page cache was looked at. They are a "
+    "sample, in every round of the same places of the run, so its 95% interval comes of drawing the places again, each "
+    "with all its rounds: few places leave it wide, and `device/asked` of all loads may well lie elsewhere in it. Then "
     "stands how many of these were all cold, all warm or partly. Stacked, an expert shares the pages at the edges of "
     "its nine ranges with its neighbours, so most partly cold loads are nearly warm or nearly cold.",
     "`ms/load` is the median of the loads themselves, on the thread that reads; with several reader threads they wait "
@@ -66,6 +70,7 @@ def summary(session: Session) -> pd.DataFrame:
         by_load = {
             name: (runs[f"{name}_bytes_per_step"] / runs["loads_per_step"]).median() for name in ("asked", "device")
         }
+        low_share, high_share = probed_interval(here)
         over_asked = (runs["device_bytes_per_step"] / runs["asked_bytes_per_step"]).median()
         low, middle, high = here["ms"].quantile([0.25, 0.5, 0.75]) if len(here) else [math.nan] * 3
         rows.append(
@@ -77,6 +82,8 @@ def summary(session: Session) -> pd.DataFrame:
                 "device_mib_per_load": by_load["device"] / MIB,
                 "cold_share": over_asked if arm in ADVISED else math.nan,
                 "cold_share_probed": here["cold_bytes"].sum() / here["asked_bytes"].sum() if len(here) else math.nan,
+                "cold_share_probed_low": low_share,
+                "cold_share_probed_high": high_share,
                 "loads_all_cold": (here["cold"] == 1).mean(),
                 "loads_all_warm": (here["cold"] == 0).mean(),
                 "loads_partial": ((here["cold"] > 0) & (here["cold"] < 1)).mean(),
@@ -96,6 +103,15 @@ def summary(session: Session) -> pd.DataFrame:
         raise ValueError(f"session {session.name}: none of the arms {', '.join(ARMS)} has a valid run")
     rows.sort(key=lambda row: (row["k"], ARMS.index(row["arm"])))
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
+
+
+def probed_interval(loads: pd.DataFrame) -> tuple[float, float]:
+    """95% interval of the cold share of probed loads, whose places are drawn again; NaN for fewer than three places.
+
+    A place is a step, layer and expert: every round replays it, so that its rounds are one draw and not several.
+    """
+    places = loads.groupby(["step", "layer", "expert"])[["cold_bytes", "asked_bytes"]].sum()
+    return bootstrap_share(places["cold_bytes"], places["asked_bytes"])
 
 
 def device_over_cold(loads: pd.DataFrame) -> float:
@@ -173,7 +189,7 @@ def _timed_loads(session: Session) -> int:
 
 def _load_table(table: pd.DataFrame) -> str:
     header = (
-        "K|arm|asked MiB|device MiB|device/asked|cold share, probed|all cold / all warm / partly|"
+        "K|arm|asked MiB|device MiB|device/asked|cold share, probed (95%)|all cold / all warm / partly|"
         "ms/load median (quartiles)|n probed"
     )
     rows = [
@@ -183,14 +199,22 @@ def _load_table(table: pd.DataFrame) -> str:
             f"{row.asked_mib_per_load:.3f}",
             f"{row.device_mib_per_load:.3f}",
             number(row.cold_share, ".3f"),
-            number(row.cold_share_probed, ".3f"),
+            _probed(row),
             f"{row.loads_all_cold:.2f} / {row.loads_all_warm:.2f} / {row.loads_partial:.2f}" if row.n else "",
-            f"{row.ms_per_load:.2f} ({row.ms_low:.2f}-{row.ms_high:.2f})" if row.n else "",
+            f"{row.ms_per_load:.2f} ({interval(row.ms_low, row.ms_high, '.2f')})" if row.n else "",
             str(row.n),
         )
         for row in table.itertuples()
     ]
     return markdown_table(header.split("|"), rows, right_from=2)
+
+
+def _probed(row) -> str:
+    if not row.n:
+        return ""
+    known = not math.isnan(row.cold_share_probed_low)
+    told = interval(row.cold_share_probed_low, row.cold_share_probed_high, ".2f") if known else "no interval"
+    return f"{row.cold_share_probed:.3f} ({told})"
 
 
 def _step_table(table: pd.DataFrame) -> str:

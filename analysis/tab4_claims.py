@@ -6,6 +6,7 @@ the prerouter, at about equal bytes) and is judged part by part, from ratios pai
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -175,11 +176,11 @@ def _bytes(claim: Claim, ratio: Ratio, places: int, blocked: str, where: dict) -
     """
     exception = re.search(EXCEPTION, str(claim.value))
     wide = ratio.at(1 - (1 - CONFIDENCE) / places)
-    told, interval = f"{wide}, n={ratio.n}, for {places} places", Span(wide.ci_low, wide.ci_high)
+    told, interval = f"{wide}, for {places} places", Span(wide.ci_low, wide.ci_high)
     if exception and where["k"] == exception[2]:
         words = f"bytes, {exception[1]}% in the paper at K={exception[2]}"
         size = Stated(f"{1 + int(exception[1]) / 100:.2f}")
-        if blocked or ratio.n < 2 or Span.of(size).meets(interval):
+        if blocked or math.isnan(ratio.ci_low) or Span.of(size).meets(interval):
             return _part(claim, ratio, words, blocked, size=(size,), places=places, **where)
         return Finding(claim, Status.DIFFERS, str(ratio), f"{words}: {told}, excludes it", **where)
     low, high = 1 - NEAR, 1 + NEAR

@@ -57,7 +57,7 @@ def _caption(session: Session, table: pd.DataFrame) -> list[str]:
     n = f"n = {rounds} rounds, {probed} probed loads"
     machine = session.info.machine or "machine not named"
     names = [machine, table["tier"].iloc[0], f"condition {session.condition}", n, f"session {session.name}"]
-    return style.caption_lines(names)
+    return style.caption_lines(names, session)
 
 
 def _draw_volumes(axes, table: pd.DataFrame, places: list[float]) -> None:

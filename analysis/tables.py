@@ -14,12 +14,13 @@ ORDER = (
     "engine"
 ).split()
 COMPARE = "compare"  # folder beside those of the machines, of tables that set some of them beside each other
+REGRESS = "regress"  # folder of the tables of given rows, one for each file of them
 NO_TIER = "machine"  # the tier folder of tables that belong to the machine as a whole
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table.md: `tier` is "" for the machine as a whole, the machines' ids for a comparison."""
+    """One table.md: `tier` is "" for the machine as a whole, machines' ids of a comparison, a name of given rows."""
 
     path: Path
     tier: str
@@ -67,6 +68,8 @@ def find_tables(results: Path) -> list[Table]:
     """
     places = {path: ("", path.parts[-2]) for path in results.glob("*/table.md")}
     places |= {path: path.parts[-3:-1] for path in results.glob("*/*/table.md")}
+    for path in results.glob(f"{REGRESS}/*/table.md"):  # of rows that somebody gave, not of a tier
+        places[path] = (path.parts[-2], REGRESS)
     for path in results.parent.glob(f"{COMPARE}/*/table.md"):
         if results.name in path.parts[-2].split("+"):
             places[path] = (path.parts[-2], COMPARE)

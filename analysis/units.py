@@ -16,6 +16,12 @@ def number(value: float, form: str) -> str:
     return "" if pd.isna(value) else format(value, form)
 
 
+def interval(low: float, high: float, form: str) -> str:
+    """The two ends of an interval or a range in one form: `1.40-1.66`, and `-0.05 to 0.20` where an end has a sign."""
+    ends = format(low, form), format(high, form)
+    return (" to " if any(end.startswith(("-", "+")) for end in ends) else "-").join(ends)
+
+
 def device_agrees(device_over_cold: float) -> bool:
     """Whether a device delivered the cold bytes, within `DEVICE_TOLERANCE`; a ratio that is unknown does not agree."""
     return abs(device_over_cold - 1) <= DEVICE_TOLERANCE

@@ -15,6 +15,7 @@ from analysis.loads import LoadCost
 from analysis.paper.claims import Claim, Claims
 from analysis.paper.findings import Finding, Status, absolute, relation
 from analysis.statistics import Ratio, Spread
+from analysis.units import interval
 
 BUFFERED = ("mmap", "pread", "willneed")  # ways through the page cache; only their loads depend on it
 PAPERS_WAY = ("mmap", "stacked")
@@ -35,10 +36,10 @@ def findings(
             continue
         where = {"arm": f"{way}, {layout}"}
         building = loads.cell(way, layout)["build_ns"].median() / 1e6
-        ours = f"{line.a:.3f} ({line.a_low:.3f}-{line.a_high:.3f}); {building:.3f} more to build nine arrays"
+        ours = f"{line.a:.3f} ({interval(line.a_low, line.a_high, '.3f')}); {building:.3f} more to build nine arrays"
         spreads = [Spread(line.a, line.a_low, line.a_high, line.n)]
         result.append(absolute(claim_of["fit.intercept"], ours, spreads=spreads, **own, **where))
-        ours = f"{line.b:.3f} ({line.b_low:.3f}-{line.b_high:.3f})"
+        ours = f"{line.b:.3f} ({interval(line.b_low, line.b_high, '.3f')})"
         spreads = [Spread(line.b, line.b_low, line.b_high, line.n)]
         result.append(absolute(claim_of["fit.slope"], ours, spreads=spreads, **own, **where))
         for name, arm in RESIDUALS.items():
@@ -54,7 +55,7 @@ def _residual(claim: Claim, line: Fit, paper: PaperLoads, arm: str, cell: tuple[
     if worst.n == 0 or worst.bins < LEAST_BINS:
         why = f"{worst.bins} bins of cold share {line_from}-1 for the line, {worst.n} loads from {start} on: too few"
         return Finding(claim, Status.NOT_TESTABLE, "", why, **where)
-    ours = f"{worst.ms:.3f} ms, {worst.share:.1%} of a cold load ({worst.low:.1%}-{worst.high:.1%})"
+    ours = f"{worst.ms:.3f} ms, {worst.share:.1%} of a cold load ({interval(worst.low, worst.high, '.1%')})"
     judged = (
         f"line through cold shares {line_from}-1, residuals from {start} on, {worst.n} loads; judged as a share of "
         f"a + b over the paper's {limit:.1%}"

@@ -23,7 +23,7 @@ from analysis.fit.regression import Fit
 from analysis.heading import guest_cold
 from analysis.loads import read_table, require
 from analysis.rows import MIB, markdown_table, publishing, read_json, run_command, write_tables
-from analysis.units import GIB, number
+from analysis.units import GIB, interval, number
 
 SUMMARY_COLUMNS = (
     "group a_ms a_low a_high b_ms b_low b_high r2 max_residual_ms bins n cold0_ms cold1_ms mib_per_load left_out"
@@ -216,8 +216,8 @@ def markdown(path: Path, rows: pd.DataFrame, found: dict[str, Fit], why_not: dic
         lines.append(
             (
                 row.group,
-                f"{row.a_ms:.3f} ({row.a_low:.3f}-{row.a_high:.3f})",
-                f"{row.b_ms:.3f} ({row.b_low:.3f}-{row.b_high:.3f})",
+                f"{row.a_ms:.3f} ({interval(row.a_low, row.a_high, '.3f')})",
+                f"{row.b_ms:.3f} ({interval(row.b_low, row.b_high, '.3f')})",
                 number(row.r2, ".3f"),
                 f"{row.max_residual_ms:.3f}",
                 str(row.bins),

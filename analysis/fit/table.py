@@ -25,7 +25,7 @@ from analysis.loads import LoadCost, read_load_cost
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import Finding, compare_rows, value_text
 from analysis.rows import load_session, markdown_table, publishing, run_command, write_tables
-from analysis.units import number
+from analysis.units import interval, number
 
 HOW_TO_READ = (
     "`a` is where the line meets a load that is all in the page cache, `a + b` one that comes from the device; what "
@@ -99,8 +99,8 @@ def _line_table(table: pd.DataFrame) -> str:
         (
             row.way,
             row.layout,
-            f"{row.a_ms:.3f} ({row.a_low:.3f}-{row.a_high:.3f})",
-            f"{row.b_ms:.3f} ({row.b_low:.3f}-{row.b_high:.3f})",
+            f"{row.a_ms:.3f} ({interval(row.a_low, row.a_high, '.3f')})",
+            f"{row.b_ms:.3f} ({interval(row.b_low, row.b_high, '.3f')})",
             number(row.r2, ".3f"),
             f"{row.max_residual_ms:.3f} ({row.residual_share:.1%} of a + b)",
             str(row.bins),

@@ -1,6 +1,7 @@
 """The exact claims of Table 1: what the shapes (or the files) of the two models give, beside what the paper states.
 
-Reads the document of counts and judges; knows nothing of how they were counted. A size that was rounded may differ by
+Reads the document of counts and judges. What was counted from shapes rests on this project's own constants, and says
+so: only a released checkpoint's files are evidence beside them. A size that was rounded may differ by
 half a unit of its last digit, one that is stated as "about" by `ABOUT`; everything else must be equal.
 """
 
@@ -18,6 +19,8 @@ from analysis.rows import read_json
 TAGS = ("35b", "8b")
 ABOUT = 0.05
 GB, MB = 1e9, 1e6
+OF_SHAPES = "shapes of "  # how the source of counts begins that come from no file
+FROM_FILES = "counted from the files"  # how the reason of a finding begins that comes from files
 ROUNDED = ("disk", "adapters_disk", "lora_disk")
 Counts = Mapping[str, Any]
 
@@ -89,7 +92,7 @@ def _judge(claim: Claim, name: str, counts: Counts) -> Finding:
     about = name == "active"
     tolerance = ABOUT if about else half_unit(claim.value) / float(claim.value) if name in ROUNDED else 0.0
     finding = exact(claim, ANSWERS[name](counts), tolerance)
-    why = [f"from the {counts['source']}"]
+    why = [counted_from(counts)]
     if about:
         why.append(
             f"stated as about, so {ABOUT:.0%} are allowed; counted are all weights but the embedding table, with "
@@ -100,6 +103,14 @@ def _judge(claim: Claim, name: str, counts: Counts) -> Finding:
     return replace(finding, why="; ".join(why))
 
 
+def counted_from(counts: Counts) -> str:
+    """What the counts rest on, in words: a checkpoint's files, or nothing but our own constants."""
+    source = str(counts["source"])
+    if not source.startswith(OF_SHAPES):
+        return f"counted from the {source}"
+    return "counted from edge0's shape constants; a released checkpoint given with model= is counted from its files"
+
+
 def half_unit(value: float) -> float:
     """Half a unit of the last digit that a number is stated with."""
     return 0.5 * 10 ** -len(str(value).partition(".")[2])
@@ -108,11 +119,16 @@ def half_unit(value: float) -> float:
 def _lora(claim: Claim, released: Mapping[str, Counts]) -> Finding:
     texts = {f"r={counts['lora_rank']} alpha={counts['lora_alpha']}" for counts in released.values()}
     status = Status.REPRODUCED if texts == {claim.value} else Status.DIFFERS
-    return Finding(claim, status, " and ".join(sorted(texts)), "both models")
+    return Finding(claim, status, " and ".join(sorted(texts)), _of_both("both models", released))
 
 
 def _stacks(claim: Claim, released: Mapping[str, Counts]) -> Finding:
     """Both models have as many; one finding speaks for both."""
     numbers = {counts["stack_tensors"] for counts in released.values()}
     worst = max(numbers, key=lambda number: abs(number - float(claim.value)))
-    return replace(exact(claim, worst), why="stacked expert tensors in each layer of both models")
+    why = _of_both("stacked expert tensors in each layer of both models", released)
+    return replace(exact(claim, worst), why=why)
+
+
+def _of_both(words: str, released: Mapping[str, Counts]) -> str:
+    return "; ".join([*dict.fromkeys(map(counted_from, released.values())), words])

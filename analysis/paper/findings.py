@@ -8,6 +8,7 @@ Every experiment judges its own claims, because only it knows what its rows mean
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import pandas as pd
 from analysis.paper.claims import Claim, Claims
 from analysis.paper.spans import Span
 from analysis.statistics import CONFIDENCE, Ratio, Spread
-from analysis.units import require
+from analysis.units import interval, require
 
 LEDGER_COLUMNS = "id kind status paper ours unit session command why".split()
 COMPARE_COLUMNS = [*LEDGER_COLUMNS, "k", "arm", "paper_machine"]
@@ -87,7 +88,7 @@ def absolute(
         status = Status.WITHIN
     else:
         status = Status.DIFFERS
-    told = "; ".join(f"{s.median:.4g} ({s.low:.4g}-{s.high:.4g}), n={s.n}" for s in spreads)
+    told = "; ".join(f"{s.median:.4g} ({interval(s.low, s.high, '.4g')}), n={s.n}" for s in spreads)
     return Finding(claim, status, ours, f"{told}; by the stated digits, on the claim's machine: {place}", **where)
 
 
@@ -137,7 +138,7 @@ def relation(
 def undecided(ratios: Sequence[Ratio], places: int = 1) -> str:
     """Why ratios decide nothing: `undecided: 1.11x (0.90-1.37), n=3, spans 1`."""
     parts = [
-        f"{_told(ratio, places)}, spans 1" if ratio.n > 1 else f"{ratio}, n={ratio.n}, and one round has no interval"
+        f"{ratio}, too few rounds for an interval" if math.isnan(ratio.ci_low) else f"{_told(ratio, places)}, spans 1"
         for ratio in ratios
         if ratio.n
     ]
@@ -146,7 +147,7 @@ def undecided(ratios: Sequence[Ratio], places: int = 1) -> str:
 
 def _told(ratio: Ratio, places: int) -> str:
     wider = f" at {1 - (1 - CONFIDENCE) / places:.1%} for {places} places" if places > 1 else ""
-    return f"{ratio}, n={ratio.n}{wider}"
+    return f"{ratio}{wider}"
 
 
 def exact(claim: Claim, ours: float, tolerance: float = 0.0, **where: Any) -> Finding:

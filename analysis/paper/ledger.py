@@ -11,7 +11,8 @@ Several findings of one claim (K, arms, tiers) become one row so:
 - not testable here is left when no place reached a verdict, or no target that has run says anything.
 
 `why` says how many places reached which verdict, and `ours` names the place of each value. What counts shapes alone
-(`COUNTED`) is taken from the counts first; another source may repeat it, and must not differ. `strict` says whether
+(`COUNTED`) is taken from a checkpoint's files where there are some, else from the shapes; another source may repeat
+it, and must not differ. `strict` says whether
 exact claims came out.
 """
 
@@ -59,6 +60,8 @@ HOW_TO_READ = (
     "A relation that states a size differs where its sign holds and its size does not.",
     "`exact` is arithmetic that must come out on any machine; `relation` a sign, an order or a ratio that should hold "
     "wherever its regime holds; `absolute` a value of the paper's own machine, beside which ours stands unjudged.",
+    "What is counted of the two models is counted from this project's own shape constants unless `why` names the files "
+    "of a checkpoint: that it agrees with the paper says that the constants do, not that the released files do.",
     "A claim is contradicted by its own source when no rounding of the paper's own numbers repairs them; see below.",
     "A row's verdict is the worst that any K, arm or tier reached; places that could not judge do not count, and `why` "
     "says how many of the places reached which verdict.",
@@ -114,10 +117,16 @@ def collect(results: Path, claims: Claims, counts: Path | None = None) -> pd.Dat
 
 
 def _without_repeats(rows: pd.DataFrame) -> pd.DataFrame:
-    """Counts of shapes once: the first source's. ValueError, one line, where another source has another value."""
+    """Counts once: of files where there are some, else of the first source.
+
+    Files have headers, which shapes lack, so that one is not held against the other. ValueError, one line, where two
+    sources of the same kind differ.
+    """
     keep = pd.Series(True, index=rows.index)
     counted = rows[rows["id"].str.startswith(COUNTED) & (rows["ours"] != "")]
-    for claim, same in counted.groupby("id", sort=False):
+    for claim, every in counted.groupby("id", sort=False):
+        files = every[every["why"].str.startswith(architecture.FROM_FILES)]
+        same = every if files.empty else files
         first = same.iloc[0]
         for row in same.itertuples():
             if row.ours != first["ours"]:

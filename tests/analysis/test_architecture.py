@@ -45,6 +45,20 @@ def test_what_does_not_come_out_says_so(tmp_path, claim, key, value, status):
     assert judged(tmp_path, change)[claim].status is status
 
 
+def test_every_count_says_what_it_rests_on(tmp_path):
+    """Our own constants agree with the paper because they were taken from it: only files are evidence beside them."""
+
+    def released(document):
+        document["released"]["35b"]["source"] = "files of edge0-35b"
+
+    shapes = "counted from edge0's shape constants; a released checkpoint given with model= is counted from its files"
+    assert all(finding.why.startswith(shapes) for finding in judged(tmp_path).values())
+    found = judged(tmp_path, released)
+    assert found["arch.35b.disk"].why.startswith("counted from the files of edge0-35b")
+    assert found["arch.8b.disk"].why.startswith(shapes)
+    assert found["arch.lora"].why == f"counted from the files of edge0-35b; {shapes}; both models"
+
+
 def test_about_is_five_per_cent(tmp_path):
     def change(document):
         document["released"]["8b"]["active"]["always"] -= 5_000_000

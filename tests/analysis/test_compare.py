@@ -195,6 +195,15 @@ def test_a_session_without_a_verdict_says_so(machine, tmp_path, claims):
     assert "pale: no verdict" in "".join(text.get_text() for text in draw(lines).findobj(Text))
 
 
+def test_a_machine_without_a_line_is_named_in_the_figure(machine, tmp_path, claims):
+    machine("box")
+    comparison = gather(tmp_path, claims, "box", "m4pro-24gb", "new", here="new")
+    told = " ".join(text.get_text() for text in draw(comparison.lines, comparison.missing).findobj(Text))
+    told = " ".join(told.split())
+    assert "not here: m4pro-24gb: the paper states no Table 3 of this machine" in told and "tab1.35b" not in told
+    assert "not here: new: no Table 3 yet" in told
+
+
 def test_unknown_and_repeated_machines(machine, tmp_path, claims):
     machine("box")
     with pytest.raises(ValueError, match="nobox: neither a machine file nor results; known: box, .*m2-16gb"):
@@ -206,6 +215,7 @@ def test_unknown_and_repeated_machines(machine, tmp_path, claims):
 def test_void_arms_and_single_rounds():
     line = compare.Line(2, "m", "t", "c", "r", *[float("nan")] * 6, *[float("nan")] * 3, 0, "s")
     assert compare.gain_text(replace(line, gain=1.5, rounds=1)) == "1.50x (no interval)"  # one round has none
+    assert compare.gain_text(replace(line, gain=1.5, gain_low=1.2, gain_high=1.8, rounds=3)) == "1.50x (1.20-1.80)"
     assert compare.gain_text(line) == "void" and compare._span(*[float("nan")] * 3) == "void"
 
 

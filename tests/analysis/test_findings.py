@@ -24,8 +24,9 @@ def test_a_sign_needs_every_interval_on_its_side():
     assert judged(ABOVE, BELOW).status == judged(SPANS, BELOW).status == Status.FAILS
     assert judged(ABOVE, SPANS).why == "undecided: 1.11x (0.90-1.37), n=3, spans 1"
     assert judged(ABOVE, SPANS).status == Status.NOT_TESTABLE
-    single = judged(Ratio(2, math.nan, math.nan, 1))
-    assert single.status == Status.NOT_TESTABLE and "one round has no interval" in single.why
+    pair = judged(Ratio(2, math.nan, math.nan, 2))
+    assert pair.status == Status.NOT_TESTABLE
+    assert pair.why == "undecided: 2.00x (no interval), n=2, too few rounds for an interval"
     assert judged().why == "undecided: no round is valid in both arms"
     assert judged(ABOVE, blocked="the machine slept").why == "the machine slept"
 
@@ -37,7 +38,8 @@ def test_a_sign_may_lie_below_1():
 
 
 def test_a_count_that_is_equal_in_every_round_is_known():
-    assert judged(paired_ratio([3, 4], [3, 4])).status == judged(Ratio(1, 1, 1, 3), smaller=True).status == Status.FAILS
+    same = paired_ratio([3, 4, 5], [3, 4, 5])
+    assert judged(same).status == judged(Ratio(1, 1, 1, 3), smaller=True).status == Status.FAILS
 
 
 @pytest.mark.parametrize(

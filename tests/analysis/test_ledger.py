@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.paper import ledger, strict
+from analysis.paper import architecture, ledger, strict
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import COMPARE_COLUMNS, Finding, Status, absolute, compare_rows, exact
 
@@ -191,6 +191,18 @@ def test_counts_of_shapes_are_taken_once_and_must_agree(claims, tmp_path, capsys
     for part in ("box/tab1/compare.csv has 256", "box/y/tab1/compare.csv has 255"):
         assert part in error
     assert not (tmp_path / "again").exists()
+
+
+def test_counts_of_files_are_taken_before_counts_of_shapes(claims, tmp_path):
+    """Headers make files larger than the tensors of their shapes: that is no contradiction."""
+    disk = claims.by_id["arch.35b.disk"]
+    shapes = Finding(disk, Status.WITHIN, "19.5088", "counted from edge0's shape constants")
+    files = Finding(disk, Status.WITHIN, "19.509", "counted from the files of edge0-35b")
+    put(claims, tmp_path / "box" / "a" / "tab1", shapes)
+    put(claims, tmp_path / "box" / "b" / "tab1", files, session="s2")
+    assert run(tmp_path / "box", tmp_path / "out") == 0
+    row = rows_of(tmp_path / "out").loc["arch.35b.disk"]
+    assert (row["ours"], row["session"]) == ("b: 19.509", "s2") and architecture.FROM_FILES in row["why"]
 
 
 @pytest.mark.parametrize("text", [None, "id,kind\na,exact\n", COLUMNS + "\n"])

@@ -84,9 +84,29 @@ def test_one_pair_says_little_and_says_so(tmp_path):
 
     found = measures(session_of(tmp_path / "s", only_one))
     assert (found["A/A ratio"].n, found["A/A ratio"].verdict) == (1, "")
-    assert found["A/A ratio"].note == "one pair has no interval"
+    assert found["A/A ratio"].note == "one or two pairs have no interval"
     for name in ("smallest visible effect", "rounds needed for 5%", "false positives of 3 rounds"):
         assert math.isnan(found[name].value) and found[name].verdict == ""
+
+
+def test_two_pairs_show_no_smallest_effect_and_say_so(tmp_path, capsys):
+    """Student's t of two pairs would call 60% the smallest effect that shows, of noise of a few per cent."""
+    session = make_session(tmp_path / "s", arms=("ondemand",), k_values=(8,), rounds=2)
+    assert noise.main([str(session), "--claims", CLAIMS, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "against itself): 1.00x (no interval), n=2; smallest effect visible: not estimable with n=2" in told
+    assert "| smallest visible effect | not estimable with n=2 |  | 2 |" in told
+
+
+def test_a_spread_says_which_runs_it_is_of(tmp_path, capsys):
+    """The list above the table leaves repeats out, the measure takes them in: two numbers, each with its name."""
+    session = make_session(tmp_path / "s", arms=("ondemand",), k_values=(8,), rounds=5, change=pairs())
+    assert noise.main([str(session), "--claims", CLAIMS, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    alone = np.power(RATIOS, -0.5)
+    cv = f"{alone.std(ddof=1) / alone.mean():.1%}"
+    assert f"(CV of each arm's runs, A/A repeats left out): median {cv}, largest {cv}" in told
+    assert f"runs and their repeats; of the 5 runs without repeats {cv}" in told
 
 
 def test_a_session_without_pairs_is_refused(tmp_path):

@@ -34,6 +34,8 @@ def results(tmp_path) -> Path:
         (root / folder / "table.md").write_text(TABLE.format(title=title, tier=folder.split("/")[0]))
     (root / "mini-35b" / "tab3" / "tab3.png").write_bytes(b"png")
     (root / "mini-35b" / "tab3" / "tab3.svg").write_text("<svg/>")
+    for name in ("pairs", "summary"):
+        (root / "mini-35b" / "tab3" / f"{name}.csv").write_text(f"of {name}\n")
     (root / "mini-8b" / "tab3" / "tab3.png").write_bytes(b"png")
     (root / "bench").mkdir()
     (root / "bench" / "table.md").write_text("| measure |\n| --- |\n" + "".join(f"| m{n} |\n" for n in range(25)))
@@ -59,16 +61,26 @@ def test_a_page_shows_the_table_with_caption_and_figure_and_runs_nothing(results
     (out / "old").mkdir(parents=True)
     (out / "old" / "gone.html").write_text("of another time")
     assert pages.main([str(results), "--captions", str(captions), "--out", str(out)]) == 0
-    assert str(out / "mini-8b" / "tab3.html") in capsys.readouterr().out
-    written = sorted(path.relative_to(out).as_posix() for path in out.glob("*/*"))
-    assert written == ["machine/bench.html", "mini-35b/tab1.html", "mini-35b/tab3.html", "mini-8b/tab3.html"]
-    text = (out / "mini-35b" / "tab3.html").read_text()
+    assert str(out / "mini-8b/tab3/tab3.html") in capsys.readouterr().out
+    written = sorted(path.relative_to(out).as_posix() for path in out.glob("*/*/*"))
+    assert written == [
+        "machine/bench/bench.html",
+        "mini-35b/tab1/tab1.html",
+        "mini-35b/tab3/pairs.csv",
+        "mini-35b/tab3/summary.csv",
+        "mini-35b/tab3/tab3.html",
+        "mini-35b/tab3/tab3.svg",
+        "mini-8b/tab3/tab3.html",
+        "mini-8b/tab3/tab3.png",
+    ]
+    assert (out / "mini-35b/tab3/pairs.csv").read_text() == "of pairs\n"
+    text = (out / "mini-35b/tab3/tab3.html").read_text()
     assert "<h1>Table 3</h1>" in text and '<td style="text-align:right">1.0</td>' in text
     assert "What tab3 shows &amp; says." in text and "data:image/svg+xml;base64," in text
     assert "<script" not in text and "&lt;script&gt;" in text
     assert "http://" not in text and "https://" not in text
-    assert "data:image/png;base64," in (out / "mini-8b" / "tab3.html").read_text()
-    assert 'class="caption"' not in (out / "machine" / "bench.html").read_text()
+    assert "data:image/png;base64," in (out / "mini-8b/tab3/tab3.html").read_text()
+    assert 'class="caption"' not in (out / "machine/bench/bench.html").read_text()
 
 
 def test_the_readme_links_every_table_and_shows_its_first_one(results, capsys):
@@ -109,7 +121,7 @@ def test_comparisons_with_this_machine_in_them_are_shown_with_their_names(result
     results_readme.main([str(results)])
     assert "[Compared box+m2-16gb](../compare/box+m2-16gb/table.md)" in (results / "README.md").read_text()
     assert pages.main([str(results), "--captions", str(tmp_path), "--out", str(tmp_path / "pages")]) == 0
-    assert (tmp_path / "pages" / "box+m2-16gb" / "compare.html").exists()
+    assert (tmp_path / "pages" / "box+m2-16gb/compare/compare.html").exists()
 
 
 def test_what_takes_how_long_and_how_many_rows_reach_the_front_page(results):
@@ -118,3 +130,10 @@ def test_what_takes_how_long_and_how_many_rows_reach_the_front_page(results):
     results_readme.main([str(results)])
     text = (results / "README.md").read_text()
     assert "- takes: seconds" in text and "- n: 7 prompts" in text
+
+
+def test_a_table_of_given_rows_is_of_the_target_regress_and_named_by_its_rows(results):
+    folder = results / "regress" / "here-mine"
+    folder.mkdir(parents=True)
+    (folder / "table.md").write_text(TABLE.format(title="Load cost", tier="mine"))
+    assert ("here-mine", "regress") in [(table.tier, table.target) for table in find_tables(results)]

@@ -9,6 +9,8 @@ from synthetic import make_session
 
 from analysis import resident
 from analysis.paper.claims import load_claims
+from analysis.resident_figure import draw_resident
+from analysis.rows import load_session
 
 KILLED = "arm resident at K=8 was killed by its limit of 300 bytes (out of memory in its group, exit by SIGKILL)"
 LIMIT = {
@@ -130,6 +132,20 @@ def test_a_bad_limit_is_refused_in_one_line(tmp_path, capsys, limit, reason):
     assert resident.main([str(free), *options, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_drifted_session_says_so_in_its_panel_and_below(tmp_path):
+    def change(runs):
+        runs.loc[runs["role"] == "drift", "tok_s"] *= 1.5
+
+    free = load_session(make(tmp_path / "free"))
+    limited = resident.Limited(LIMIT, load_session(make(tmp_path / "limited", change, name="s2")))
+    figure = draw_resident(resident.panels(free, limited))
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "tokens per second",
+        "tokens per second; no verdict: drift 1.50x",
+    ]
+    assert "no verdict: drift 1.50x (session s2)" in [text.get_text() for text in figure.texts]
 
 
 def test_drift_is_looked_at_before_everything_else(run):

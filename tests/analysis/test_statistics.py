@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from analysis.statistics import (
     Ratio,
     batch_mean,
+    bootstrap_share,
     cv,
     false_positive_range,
     false_positive_share,
@@ -22,7 +23,7 @@ from analysis.statistics import (
 )
 
 speeds = st.floats(0.01, 1e4)
-paired_speeds = st.lists(st.tuples(speeds, speeds), min_size=2, max_size=8)
+paired_speeds = st.lists(st.tuples(speeds, speeds), min_size=3, max_size=8)
 
 
 def split(pairs):
@@ -46,12 +47,13 @@ def test_paired_ratio_by_hand():
     assert ratio.sd_log == pytest.approx(math.log(2) * math.sqrt(3))
 
 
-def test_one_round_has_no_interval():
-    ratio = paired_ratio([3], [2])
-    assert ratio.ratio == pytest.approx(1.5) and ratio.n == 1
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_round_or_two_have_no_interval(n):
+    ratio = paired_ratio([3, 4.4][:n], [2, 3][:n])
+    assert ratio.ratio == pytest.approx([1.5, 2.2**0.5][n - 1]) and ratio.n == n
     assert math.isnan(ratio.ci_low) and math.isnan(ratio.ci_high) and math.isnan(ratio.sd_log)
-    assert not ratio.contains(1.5)
-    assert str(ratio) == "1.50x (no interval)"
+    assert not ratio.contains(1.5) and math.isnan(smallest_visible_effect(n, 0.1))
+    assert str(ratio) == f"{['1.50', '1.48'][n - 1]}x (no interval), n={n}"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +127,8 @@ def test_the_inverse_is_the_ratio_of_the_swapped_sides():
 
 
 def test_an_end_that_rounds_to_one_shows_its_side():
-    assert str(Ratio(1.1, 1.0031, 1.22, 3)) == "1.10x (1.003-1.22)"
-    assert str(Ratio(0.9, 0.8, 0.9984, 3)) == "0.90x (0.80-0.998)"
+    assert Ratio(1.1, 1.0031, 1.22, 3).bare == "1.10x (1.003-1.22)"
+    assert Ratio(0.9, 0.8, 0.9984, 3).bare == "0.90x (0.80-0.998)"
 
 
 def test_cv_by_hand():
@@ -152,20 +154,20 @@ def test_smallest_visible_effect_is_seen_about_four_times_out_of_five():
 
 
 def test_a_ratio_shows_itself():
-    assert str(Ratio(1.521, 1.404, 1.659, 3)) == "1.52x (1.40-1.66)"
+    assert str(Ratio(1.521, 1.404, 1.659, 3)) == "1.52x (1.40-1.66), n=3"
     assert str(Ratio(math.nan, math.nan, math.nan, 0)) == "no shared round"
 
 
 @given(st.floats(1.001, 3), st.floats(0, 0.5))
 def test_rounds_needed_are_the_fewest_that_would_have_shown_the_effect(effect, sd):
     n = rounds_needed(effect, sd)
-    assert n >= 2 and smallest_visible_effect(n, sd) <= effect
-    assert n == 2 or smallest_visible_effect(n - 1, sd) > effect
+    assert n >= 3 and smallest_visible_effect(n, sd) <= effect
+    assert n == 3 or smallest_visible_effect(n - 1, sd) > effect
 
 
 def test_rounds_needed_without_an_effect_or_a_spread():
     assert rounds_needed(1.05, math.nan) is None
-    assert rounds_needed(1.01, 0.0) == 2
+    assert rounds_needed(1.01, 0.0) == 3
     for effect in (1.0, 0.9):
         with pytest.raises(ValueError, match="above 1"):
             rounds_needed(effect, 0.1)
@@ -223,14 +225,22 @@ def test_paired_difference_refuses_what_is_no_pair(left, right):
 
 
 def test_a_mean_of_batches_by_hand():
-    """Two batches of ten, of means 1 and 3: t(0.975, 1) = 12.706 times their standard deviation over the root of 2."""
-    found = batch_mean([0, 2] * 5 + [2, 4] * 5)
-    assert (found.mean, found.n) == (2, 2) and found.ci_high - found.mean == pytest.approx(12.7062, rel=1e-4)
+    """Three batches of ten, of means 1, 2 and 3: t(0.975, 2) = 4.3027 times their standard deviation over root 3."""
+    found = batch_mean([0, 2] * 5 + [1, 3] * 5 + [2, 4] * 5)
+    half_width = 4.3027 / math.sqrt(3)
+    assert (found.mean, found.n) == (2, 3) and found.ci_high - found.mean == pytest.approx(half_width, rel=1e-4)
     assert batch_mean(range(1000)).n == 20 and batch_mean([5.0] * 30).ci_low == 5
     alone = batch_mean(range(19))
     assert (alone.mean, alone.n) == (9, 1) and math.isnan(alone.ci_low)
     with pytest.raises(ValueError, match="no value"):
         batch_mean([])
+
+
+def test_a_share_is_drawn_again_by_its_pairs():
+    assert bootstrap_share([2, 3, 5], [4, 6, 10]) == (0.5, 0.5)  # whatever is drawn
+    low, high = bootstrap_share([0, 1] * 50, [1, 1] * 50)
+    assert low == pytest.approx(0.4, abs=0.03) and high == pytest.approx(0.6, abs=0.03)  # 1.96 x 0.5 / 10
+    assert all(map(math.isnan, bootstrap_share([1, 2], [2, 2])))
 
 
 def test_batches_are_wider_than_single_values_that_repeat_their_neighbours():

@@ -60,6 +60,9 @@ def test_both_tiers_stand_in_one_table_beside_the_paper(tmp_path, run):
     assert "| prefill, cold (tok/s) | 113 | 22.5 (20-25) | 500 | 22.5 (20-25) |" in lines
     assert "| prefill, warm (tok/s) | 140 | 45 (40-50) | 1102 | 45 (40-50) |" in lines
     assert any(line.startswith("| prerouter over ondemand | 1.82x") for line in lines)
+    # Two prompts of each condition, twice as fast warm in both rounds.
+    assert "| prompts, warm over cold | 2.00x (no interval), n=2 | 2.00x (no interval), n=2 |" in lines
+    assert lines[0] == "# Table 1: mini-35b and mini-8b, beside the paper's"
     assert "| released 35b | 19,508,787,456 | 42,332,160 |" in text and "| mini-35b | 363,575,040 |" in text
     assert "takes: about 50 minutes" in text and text.count("machine: testbox") == 1
     assert {path.name for path in out.iterdir()} == {
@@ -91,7 +94,7 @@ def test_one_tier_alone_leaves_the_other_untested(tmp_path, run):
     assert code == 0
     compare = pd.read_csv(out / "compare.csv", keep_default_na=False).set_index("id")
     assert compare.loc["tab1.35b.decode", "why"] == "no tier of the 35b family was measured"
-    assert "ours, not measured" in text
+    assert "ours, not measured" in text and text.startswith("# Table 1: mini-8b, beside the paper's\n")
 
 
 def test_an_arm_without_a_valid_run_is_told(tmp_path, run):

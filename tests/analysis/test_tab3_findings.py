@@ -65,7 +65,7 @@ def test_one_round_and_a_warm_cache_decide_nothing(tmp_path):
     single = compared(make_session(tmp_path / "single", rounds=1))
     relations = single[single["kind"] == "relation"]
     assert set(relations["status"]) == {Status.NOT_TESTABLE}
-    assert "one round has no interval" in row(single, id="tab3.gain", k="8", arm="prerouter/ondemand")["why"]
+    assert "n=1, too few rounds for an interval" in row(single, id="tab3.gain", k="8", arm="prerouter/ondemand")["why"]
     warm = compared(make_session(tmp_path / "warm", condition="warm"))
     gain = row(warm, id="tab3.gain", k="8", arm="prerouter/ondemand")
     assert gain["status"] == Status.NOT_TESTABLE and "outside the claim's regime" in gain["why"]

@@ -75,6 +75,22 @@ def test_summary_by_hand(tmp_path):
     assert [arm for arm, k in table.index if k == 2] == ["ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap"]
 
 
+def test_the_probed_share_has_an_interval_of_its_places(tmp_path, capsys):
+    """Ten places, half of them cold in every round: rounds add nothing, so the interval is that of ten draws."""
+
+    def half(frames, info):
+        loads = frames["loads"][frames["loads"]["step"] == 1]
+        places = [loads.assign(expert=n, cold_bytes=loads["asked_bytes"] * (n % 2)) for n in range(10)]
+        frames["loads"] = pd.concat(places, ignore_index=True)
+
+    session = make_session(tmp_path / "s", change=half, k_values=(8,))
+    row = summary(load_session(session)).set_index("arm").loc["ondemand"]
+    assert (row.cold_share_probed, row.n) == (0.5, 30)
+    assert 0.1 <= row.cold_share_probed_low <= 0.25 and 0.75 <= row.cold_share_probed_high <= 0.9
+    assert run(session, tmp_path / "out") == 0
+    assert "| 0.500 (0.20-0.80) |" in capsys.readouterr().out
+
+
 def test_the_papers_shape_holds_where_it_is_made(tmp_path):
     session = load_session(make_session(tmp_path / "s", change=as_the_paper))
     shape = found(session, "tab4.shape")
