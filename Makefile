@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: tab3 bench test check clean
+.PHONY: tab3 bench test quality check clean
 
 tab3: $(STAMP)
 	$(VENV)/bin/snakemake tab3 $(if $(CONFIG),--config $(CONFIG))
@@ -16,6 +16,9 @@ bench: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+
+quality: $(STAMP)
+	$(VENV)/bin/snakemake quality-env
 
 check: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -23,6 +23,9 @@ include: "experiments/rules/tab1.smk"
 include: "experiments/rules/memory.smk"
 include: "experiments/rules/resident.smk"
 include: "experiments/rules/predict.smk"
+include: "experiments/rules/ladder.smk"
+include: "experiments/rules/merge.smk"
+include: "experiments/rules/quality.smk"
 include: "experiments/rules/claims.smk"
 include: "experiments/rules/report.smk"
 
@@ -47,9 +50,9 @@ rule tab3:
 
 rule bench:
     input:
-        f"results/{MACHINE}/bench/table.md",
+        f"{OURS}/bench/table.md",
     log:
-        f"results/{MACHINE}/logs/bench.log",
+        f"{OURS}/logs/bench.log",
     conda:
         "experiments/envs/harness.yaml"
     shell:
@@ -58,9 +61,9 @@ rule bench:
 
 rule engine:
     input:
-        f"results/{MACHINE}/engine/table.md",
+        f"{OURS}/engine/table.md",
     log:
-        f"results/{MACHINE}/logs/engine.log",
+        f"{OURS}/logs/engine.log",
     conda:
         "experiments/envs/harness.yaml"
     shell:

@@ -87,6 +87,10 @@ FILES = {
     "agreement": File.parse("<session>/agreement.parquet", "A load under a budget.", schema_columns.AGREEMENT),
     "reads": File.parse("<session>/reads.parquet", "Some experts of a layer, read cold.", schema_columns.READS),
     "endurance": File.parse("<session>/endurance.parquet", "A look at a long-lived engine.", schema_columns.ENDURANCE),
+    "ladder": File.parse("<session>/ladder.parquet", "An answer to a held-out problem.", schema_columns.LADDER),
+    "quality": File.parse("<session>/quality.parquet", "An answer to a benchmark's question.", schema_columns.QUALITY),
+    "merge": File.parse("<session>/merge.parquet", "A matrix that a LoRA corrects.", schema_columns.MERGE),
+    "logits": File.parse("<session>/logits.parquet", "A position of a prompt.", schema_columns.MERGE_LOGITS),
 }
 INTRODUCTION = """# Raw rows
 

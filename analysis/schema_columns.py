@@ -179,3 +179,56 @@ pinned integer slots: Slots of the bank that a request holds.
 kind integer? -: Which of the two kinds a short request is of; empty for the long one.
 tokens text? -: Digest of the tokens that a short request gave; empty for the long one.
 """
+
+LADDER = """
+rung text -: Rung of the ladder, as table.md explains it.
+k integer experts: Experts per token.
+seed integer -: Seed of what was trained.
+task text -: Kind of problem.
+problem integer -: Number of the problem, from 0; the same in every rung and seed.
+exact flag -: Whether the whole answer is the one that counts.
+cross_entropy number? nats: Per token of the answer that counts; empty for the engine's own answers.
+answer text -: What was said.
+"""
+
+QUALITY = """
+benchmark text -: aime2026, humaneval, gpqa-diamond, mmlu-pro or ifbench.
+arm text -: int4 (the checkpoint as it is served) or fp (its original).
+k integer experts: Experts per token.
+question text -: Identity of the question, the same in both arms.
+category text -: Of MMLU-Pro its category, of IFBench its instructions; else empty.
+score number -: From 0 to 1.
+answer text -: All that was said.
+prompt_tokens integer tokens: Of the question as the model read it.
+answer_tokens integer tokens: Of the answer.
+stop text -: end, or length where the answer was cut at the limit.
+stand_in flag -: Whether the question is a synthetic stand-in.
+"""
+
+MERGE = """
+adapters text -: Folder of the adapter set.
+target text -: Matrix that the LoRA corrects, by its name in the checkpoint.
+layer integer -: Layer of the model, from 0.
+kind text -: attention, linear attention, shared expert or dense.
+projection text -: Last part of the target's name.
+bits integer bits: Bits of a code.
+weights integer -: Weights of the matrix.
+survival number? share: 1 - |U - M| / |U - B|; empty where the LoRA corrects nothing.
+survival_same_grid number? share: The same, rounded to the scales and biases that were.
+delta_rms number -: Root mean square of the correction.
+step_median number -: Median of the groups' scales, without sign.
+step_mean number -: Mean of them.
+delta_over_step number -: delta_rms / step_median.
+requantised_rms number -: What quantising the base again moves its weights by, root mean square.
+codes_changed number share: Weights whose stored code differs after the merge.
+"""
+
+MERGE_LOGITS = """
+adapters text -: Folder of the adapter set.
+prompt integer -: Number of the prompt, from 0.
+task text -: What it asks for, or token ids.
+position integer -: Position in the sequence, from 0.
+change number -: Norm of the difference of logits with the LoRA and without.
+error number -: The same with the LoRA and with it merged.
+survival number? share: 1 - error / change; empty where nothing changed.
+"""

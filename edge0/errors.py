@@ -56,6 +56,7 @@ class ErrorKind(enum.Enum):
     MEMORY_TOO_SMALL = "the memory budget is below the floor of this checkpoint and these options"
     OUTPUT_UNWRITABLE = "an output cannot be written"
     OUTPUT_BUSY = "another process is writing the same output"
+    MACHINE_BUSY = "another measurement is running on this machine"
     # --- training ----------------------------------------------------------------------------------------------
     CORPUS_INVALID = "a corpus holds lines that are no samples, or none at all"
     TRAINING_MISMATCH = "a folder holds a training run of something else"

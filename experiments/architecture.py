@@ -75,8 +75,8 @@ def of_directory(directory: Path) -> dict[str, Any]:
     )
 
 
-def floor_share(model: Tier | Path) -> float:
-    """The smallest bank that serves a tier or a directory at its served K, as a share of all experts.
+def floor_share(model: Tier | Path, k: int | None = None) -> float:
+    """The smallest bank that serves a tier or a directory at K, by default its served one, as a share of all experts.
 
     Raises:
         Edge0Error: whatever the directory is refused for.
@@ -86,7 +86,7 @@ def floor_share(model: Tier | Path) -> float:
     else:
         config = read_config(model)
         owners = open_adapter(model, config.family, "prerouter", config.family.k_served).owners
-    slots = Schedule.of(config, owners, 1).floor_slots(config, config.family.k_served)
+    slots = Schedule.of(config, owners, 1).floor_slots(config, config.family.k_served if k is None else k)
     return slots / (len(config.moe_layers) * config.experts)
 
 

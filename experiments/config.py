@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import TIERS, find_tier, read_config
+from edge0.tiers import TIERS, Tier, find_tier, parse_config, read_config
 from experiments.architecture import floor_share
 from experiments.arms import ARMS
 from experiments.conditions import Condition
 
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
+PLACE = "experiments/config.yaml or --config"
+LISTS = ("ks", "prefill_tokens", "tab1_tiers", "ladder_tiers", "ladder_seeds", "ladder_controls", "quality_tiers")
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
     *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
@@ -39,41 +43,35 @@ class Workflow:
     def of(cls, values: Mapping[str, Any]) -> Workflow:
         """
         Raises:
-            Edge0Error: OPTION_INVALID, TIER_UNKNOWN, CONDITION_UNKNOWN, FILE_MISSING, CONFIG_FAMILY, K_INVALID.
+            Edge0Error: OPTION_INVALID, TIER_UNKNOWN, CONDITION_UNKNOWN, FILE_MISSING, CONFIG_FAMILY, K_INVALID; of a
+                tier that is synthesised also ADAPTER_MISSING and BANK_TOO_SMALL.
         """
         values = dict(values)
         # On the command line, `ks=8` is one number, the items of `ks=[2,8]` arrive as text, and so does `false`.
-        for key in ("ks", "prefill_tokens", "tab1_tiers"):
+        for key in LISTS:
             items = values.get(key)
             items = items if isinstance(items, list) else [items]
             values[key] = [yaml.safe_load(item) if isinstance(item, str) else item for item in items]
-        for key in ("remeasure", "strict", "model", "machine", "adapter_k", "trace"):
+        for key in ("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"):
             if values.get(key) in ("true", "false", "null"):
                 values[key] = yaml.safe_load(values[key])
         schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
         _refuse_unknown(values, schema["properties"])
         for error in sorted(Draft202012Validator(schema).iter_errors(values), key=lambda error: list(error.path)):
             key = ".".join(map(str, error.path)) or None
-            raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path="configuration", tensor=key)
-        values["condition"] = str(Condition.parse(values["condition"]))
+            raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path=PLACE, tensor=key)
+        for key in ("condition", "tab1_condition"):
+            values[key] = str(_of_key(key, Condition.parse, values[key]))
         _check_tab1(values["tab1_tiers"])
         model = values.get("model")
         if model is None:
-            tier = find_tier(values["tier"])
-            unknown = sorted(set(values["ks"]) - set(tier.ks))
-            if unknown and values.get("adapter_k") is None:
-                raise Edge0Error(
-                    ErrorKind.ADAPTER_MISSING,
-                    f"{tier.name} is synthesised with one adapter set for each of these K",
-                    tensor="ks",
-                    expected=list(tier.ks),
-                    found=unknown,
-                    hint="set adapter_k to use one of them knowingly",
-                )
+            tier = _of_key("tier", find_tier, values["tier"])
+            _check_ks(tier, values["ks"], values.get("adapter_k"))
+            _check_bank(tier, max(values["ks"]), values["bank"])
             return cls(tier.name, f"models/{tier.name}", True, values)
         config = read_config(model)
         for k in values["ks"]:
-            config.check_k(k)
+            _of_key("ks", config.check_k, k)
         name = values["tier"] if values["tier"] not in TIERS else Path(model).resolve().name
         return cls(name, str(model), False, values)
 
@@ -96,14 +94,57 @@ class Workflow:
         return " ".join(parts)
 
 
+def _of_key(key: str, read: Callable[[Any], Any], value: Any) -> Any:
+    """What `read` makes of a value; a refusal names the configuration and the key."""
+    try:
+        return read(value)
+    except Edge0Error as error:
+        sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
+        raise Edge0Error(error.kind, error.detail, path=PLACE, tensor=key, **sides) from error
+
+
+def _check_ks(tier: Tier, ks: list[int], adapter_k: int | None) -> None:
+    """Every K can be routed, and has an adapter set, its own or the one of `adapter_k`."""
+    config = parse_config(released_config(tier), Path("config.json"))
+    for k in ks:
+        _of_key("ks", config.check_k, k)
+    key, asked = ("ks", ks) if adapter_k is None else ("adapter_k", [adapter_k])
+    if unknown := sorted(set(asked) - set(tier.ks)):
+        raise Edge0Error(
+            ErrorKind.ADAPTER_MISSING,
+            f"{tier.name} is synthesised without adapters for that",
+            path=PLACE,
+            tensor=key,
+            expected=", ".join(map(str, tier.ks)),
+            found=", ".join(map(str, unknown)),
+            hint="name one of these"
+            + ("" if adapter_k is not None else ", or set adapter_k to use its adapters at another K"),
+        )
+
+
+def _check_bank(tier: Tier, k: int, bank: float) -> None:
+    """The smallest bank depends on nothing that is measured: no session needs to find it out."""
+    needed = math.ceil(floor_share(tier, k) * 1e4) / 1e4
+    if bank < min(needed, 1):
+        raise Edge0Error(
+            ErrorKind.BANK_TOO_SMALL,
+            f"{tier.name} at K={k} cannot be served: one token's experts and the prefetch for the next do not fit",
+            path=PLACE,
+            tensor="bank",
+            expected=f"a share of at least {needed:g}",
+            found=f"{bank:g}",
+            hint=f"set bank={needed:g}, or a smaller K",
+        )
+
+
 def _check_tab1(names: list[str]) -> None:
     """Tiers of two models, each of which the arms' own bank can serve: else Table 1 fails after what it measured."""
-    tiers = [find_tier(name) for name in names]
+    tiers = [_of_key("tab1_tiers", find_tier, name) for name in names]
     if len({tier.family for tier in tiers}) < len(tiers):
         raise Edge0Error(
             ErrorKind.OPTION_INVALID,
             "one tier of each model",
-            path="configuration",
+            path=PLACE,
             tensor="tab1_tiers",
             expected="one of 35b and one of 8b",
             found=names,
@@ -114,7 +155,7 @@ def _check_tab1(names: list[str]) -> None:
             raise Edge0Error(
                 ErrorKind.OPTION_INVALID,
                 f"{tier.name} cannot be served from the large bank of Table 1",
-                path="configuration",
+                path=PLACE,
                 tensor="tab1_tiers",
                 expected=f"a tier that needs at most {large:.2f} of its experts in memory",
                 found=f"{floor_share(tier):.2f}",
@@ -126,4 +167,4 @@ def _refuse_unknown(values: Mapping[str, Any], known: Mapping[str, Any]) -> None
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"the keys are {', '.join(known)}"
-            raise Edge0Error(ErrorKind.OPTION_INVALID, "unknown key", path="configuration", tensor=str(key), hint=hint)
+            raise Edge0Error(ErrorKind.OPTION_INVALID, "unknown key", path=PLACE, tensor=str(key), hint=hint)

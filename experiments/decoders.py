@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,14 +59,14 @@ def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ResidentDecoder:
-    """Stock mlx-lm on the same checkpoint, no adapters."""
+    """Stock mlx-lm on the same checkpoint, no adapters; its routers choose as many experts as the engine's, `k`."""
 
     bank_bytes = bank_slots = 0
     window = "none"
 
-    def __init__(self, model: Path, config: ModelConfig):
+    def __init__(self, model: Path, config: ModelConfig, k: int):
         self.recorder = Recorder(rows=True)
-        self._model = models.load(model, config, CheckpointIndex.open(model), streamed=False)
+        self._model = models.load(model, _choosing(config, k), CheckpointIndex.open(model), streamed=False)
         self.resident_bytes = models.parameter_bytes(self._model)
 
     def begin(self, prompt: list[int]) -> None:
@@ -82,6 +83,12 @@ class ResidentDecoder:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _choosing(config: ModelConfig, k: int) -> ModelConfig:
+    """The config of the same model with `k` experts per token."""
+    key, text = config.family.config_key, {**config.text, "num_experts_per_tok": k}
+    return dataclasses.replace(config, text=text, raw=text if key is None else {**config.raw, key: text})
 
 
 class StreamedDecoder:

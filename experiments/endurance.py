@@ -22,6 +22,7 @@ from rich.progress import track
 from edge0 import Engine, EngineOptions, Sampling
 from edge0.request import Request
 from edge0.telemetry.memory import memory_counters
+from experiments.alone import alone
 from experiments.conditions import prepare_warm
 from experiments.publish import open_pages, publish, run_command
 
@@ -86,6 +87,7 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=4, help="experts per token (default 4)")
     options = parser.parse_args()
 
+    @alone("endurance")
     def command() -> None:
         rows = measure(options.model, options.k, options.tokens, options.requests)
         publish(options.out, "endurance", rows, options.model, {"k": options.k})

@@ -30,7 +30,7 @@ def gather(
         Edge0Error: SESSION_VOID when every run failed. OSError passes.
     """
     folder = work.complete()
-    void_where_outputs_differ(rows, None if options.lora else ready.config.text.get("num_experts_per_tok"))
+    void_where_outputs_differ(rows, same_weights=not options.lora)
     pd.DataFrame(rows).assign(session=work.session, tier=options.tier).to_parquet(folder / "runs.parquet")
     for kind in ("steps", "loads"):
         parts = [path for row in rows if (path := work.folder / f"{row['run_id']}.{kind}.parquet").exists()]

@@ -35,6 +35,7 @@ from edge0.streaming.reader import Target, fill
 from edge0.streaming.source import DirectSource, FaultSource, PreadSource, Source
 from edge0.telemetry.pagecache import PAGE_BYTES, FilePages, thread_device_bytes
 from edge0.tiers import read_config
+from experiments.alone import alone
 from experiments.observer import by_file, page_ranges
 from experiments.publish import open_pages, publish, run_command
 from experiments.window import fault_window
@@ -291,6 +292,7 @@ def main() -> int:
     if options.loads < 1 or not all(0 <= level <= 1 for level in options.levels):
         parser.error("--loads must be at least 1, and every one of --levels between 0 and 1")
 
+    @alone("fit")
     def command() -> None:
         levels = sorted(set(options.levels))
         rows, window = measure(options.model, options.records, options.loads, levels, options.seed)

@@ -28,6 +28,7 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.telemetry.memory import process_device_bytes
 from edge0.tiers import read_config
 from edge0.tokens import load_tokenizer
+from experiments.alone import alone
 from experiments.conditions import Condition, prepare
 from experiments.processes import run_python
 from experiments.publish import open_pages, publish, run_command, writing
@@ -201,6 +202,7 @@ def main() -> int:
     if options.model is None or options.out is None:
         parser.error("MODEL and OUT_DIR are needed")
 
+    @alone("prompts")
     def command() -> None:
         about = {"k": options.k, "rounds": options.rounds, "tier": options.tier or options.model.resolve().name}
         about["family"] = read_config(options.model).family.tag

@@ -27,6 +27,7 @@ from edge0.streaming.source import FaultSource, PreadSource
 from edge0.telemetry.loads import DEMAND, Recorder
 from edge0.telemetry.pagecache import FilePages
 from edge0.tiers import read_config
+from experiments.alone import alone
 from experiments.observer import by_file
 from experiments.publish import open_pages, publish, run_command
 from experiments.window import fault_window
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    @alone("cold reads")
     def command() -> None:
         rows, window = measure(options.model, options.k, options.pairs, options.threads, options.seed)
         about = {"fault_window": window, "threads": options.threads, "k": options.k}

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import is_flagged
-
-# Headings of the report: those under which each target puts its own files.
+# Headings of the report, one for each target; one that is not here has its own name.
 HEADINGS = {
     "tab1": "Table 1",
     "tab2": "Table 2",
     "tab3": "Table 3",
     "tab4": "Table 4",
     "fit": "Load cost",
-    "regress": "Load cost",
+    "regress": "Load cost of given reads",
     "appxB": "Appendix B",
     "resident": "Stock mlx-lm",
     "reuse": "Reuse of experts",
     "math": "Arithmetic",
+    "predict": "Prediction",
+    "compare": "Several machines",
 }
+KINDS = {".html": "table", ".svg": "figure", ".png": "figure", ".csv": "rows"}
 
 
 def heading(wildcards: Any) -> str:
-    """The heading under which a target's page stands."""
+    """The heading under which all files of a target stand."""
     return HEADINGS.get(wildcards.target, wildcards.target.capitalize())
 
 
-def reportable(rules: Iterable[Any]) -> list[str]:
-    """What rules without wildcards mark for the report, where all that a rule marks is there.
+def labels(wildcards: Any) -> dict[str, str]:
+    """What one of its files is, by the columns of the report's lists."""
+    return {"what": KINDS[Path(wildcards.file).suffix], "file": wildcards.file}
 
-    The report is of what exists: a file that is marked and missing would end it.
-    """
-    found = []
-    for rule in rules:
-        marked = [str(path) for path in rule.output if is_flagged(path, "report")]
-        if not rule.wildcard_names and all(Path(path).exists() for path in marked):
-            found += marked
-    return found
+
+def captions(folder: Path | str) -> dict[str, str]:
+    """Each target's caption."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.rst"))}
 
 
 def same_configuration(values: Mapping[str, Any]) -> list[str]:

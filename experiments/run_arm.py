@@ -208,7 +208,7 @@ def _timed_steps(decoder: Decoder, tokens: list[int], counted: bool) -> tuple[li
 def _decoder(spec: RunSpec, config: ModelConfig, layout: ExpertLayout, observer: CacheObserver) -> Decoder:
     arm = find_arm(spec.arm)
     if arm.resident:
-        return ResidentDecoder(Path(spec.model), config)
+        return ResidentDecoder(Path(spec.model), config, spec.k)
     routes = RouteTrace.load(spec.trace) if spec.trace is not None else None
     return StreamedDecoder(arm, Path(spec.model), spec.options, spec.bank_slots, layout, observer, routes)
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from experiments.alone import alone
 from experiments.arms import ARMS
 from experiments.finished import reuse, write_json
 from experiments.gather import gather
@@ -211,7 +212,8 @@ def _obey(command: Command, console: Console) -> None:
         say(console, f"reused session {folder}: nothing was measured" + (f" (it has {differs})" if differs else ""))
         return
     started = time.monotonic()
-    folder = run_session(command.options, command.root, console, command.fresh)
+    with alone(f"{command.options.experiment} on {command.options.tier}"):
+        folder = run_session(command.options, command.root, console, command.fresh)
     say(console, f"session of {time.monotonic() - started:.0f} s in {folder}")
 
 

@@ -57,19 +57,18 @@ def void_reasons(
         yield f"other processes read {foreign} bytes from the device"
 
 
-def void_where_outputs_differ(rows: list[dict[str, Any]], resident_k: int | None = None) -> None:
+def void_where_outputs_differ(rows: list[dict[str, Any]], same_weights: bool = False) -> None:
     """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void.
 
-    `resident_k`: the model's own K, at which stock mlx-lm, too, must choose what `ondemand` chooses; None where its
-    weights differ by the adapters. It routes to that many experts whatever the row's K, and is never the measure of
-    others.
+    `same_weights`: no arm has adapters, so that stock mlx-lm, too, must choose what `ondemand` chooses. It is never the
+    measure of others.
     """
     first: dict[tuple[str, int], str] = {}
     for row in sorted(rows, key=lambda row: ARMS[row["arm"]].resident):
         if row["output_hash"] is None:  # it failed before it chose anything
             continue
         arm = ARMS[row["arm"]]
-        route = ("ondemand" if arm.resident and row["k"] == resident_k else arm.route, row["k"])
+        route = ("ondemand" if arm.resident and same_weights else arm.route, row["k"])
         expected = first.setdefault(route, row["output_hash"])
         if row["output_hash"] != expected:
             why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"

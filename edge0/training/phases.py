@@ -30,8 +30,8 @@ from edge0.training.scoring import teacher_forced
 from edge0.training.student import Student, Tensors, warm_start
 
 Watch = Callable[[int, float], None]
-PHASE1 = Schedule(steps=200, batch=60, learning_rate=2e-3, save_every=50)
-PHASE2 = Schedule(steps=150, batch=50, learning_rate=5e-4, save_every=50)
+PHASE1 = Schedule(steps=300, batch=60, learning_rate=2e-3, save_every=50)
+PHASE2 = Schedule(steps=500, batch=50, learning_rate=5e-4, save_every=50)
 PHASE3 = Schedule(steps=40, batch=32, learning_rate=2e-4, save_every=20)
 PATIENCE = 2  # looks at held-out recall without a gain, after which phase 1 ends
 TOP = 8  # tokens of the teacher that phase 3 tells apart

@@ -24,6 +24,7 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import read_config
+from experiments.alone import alone
 from experiments.budgets.methods import budget_methods
 from experiments.budgets.run import COLUMNS, BudgetSpec
 from experiments.processes import run_python, run_python_limited
@@ -115,6 +116,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    @alone("budgets")
     def command() -> None:
         rows, about = measure(options.model, options.share, options.loads, options.window, options.seed)
         about["tier"] = options.tier or options.model.resolve().name

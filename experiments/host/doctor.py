@@ -43,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from experiments.alone import alone
     from experiments.host.examination import examine, subject
     from experiments.host.machine_file import MACHINES, other_machine, write
 
-    with _progress() as report, subject(options.checkpoint, report) as what:
+    with alone("edge0 doctor"), _progress() as report, subject(options.checkpoint, report) as what:
         values = examine(what, options.seconds, report)
     print(report_text(values, what))
     there = MACHINES / f"{values['id']}.yaml"

@@ -8,7 +8,9 @@ localrules:
 
 rule budgets_loads:
     input:
-        model=WORKFLOW.model,
+        model=lambda wildcards: to_measure(
+            WORKFLOW.model, f"{BUDGETS}/sessions", "agreement.json"
+        ),
     output:
         f"{BUDGETS}/sessions/latest.json",
     log:
@@ -37,12 +39,13 @@ rule budgets_table:
         ),
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(f"{BUDGETS}/", "agreement.svg", "summary.csv"),
-            caption="../report/budgets.rst",
-            category="Conditions",
+        multiext(
+            f"{BUDGETS}/",
+            "summary.csv",
+            "compare.csv",
+            "agreement.svg",
+            "agreement.png",
         ),
-        multiext(f"{BUDGETS}/", "compare.csv", "agreement.png"),
         table=f"{BUDGETS}/table.md",
     log:
         f"{BUDGETS}/logs/budgets-table.log",

@@ -1,20 +1,50 @@
 # The checked configuration, and the places that all rules share.
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from edge0.errors import EXIT_CODE, Edge0Error
+from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.telemetry.host import machine_id
-from experiments.config import Workflow
+from experiments.config import PLACE, Workflow
+from experiments.host.machine_file import MACHINES, other_machine, this_machine
+
+
+def refuse(error):
+    """End this call of Snakemake with one line."""
+    print(f"edge0: {error}", file=sys.stderr)
+    sys.exit(EXIT_CODE)
+
 
 try:
     WORKFLOW = Workflow.of(config)
 except Edge0Error as error:
-    print(f"edge0: {error}", file=sys.stderr)
-    sys.exit(EXIT_CODE)
+    refuse(error)
+
+# A profile that counts `measuring` per node measures on other machines than the one that submits.
+if (
+    workflow.resource_settings.overwrite_resource_scopes.get("measuring") == "local"
+    and WORKFLOW.values.get("machine") is None
+):
+    refuse(
+        Edge0Error(
+            ErrorKind.OPTION_INVALID,
+            "what other nodes measure would stand under the name of this one",
+            path=PLACE,
+            tensor="machine",
+            expected="the name of their folder of results",
+            found="null",
+            hint="add machine=NAME to --config",
+        )
+    )
 
 MACHINE = WORKFLOW.values.get("machine") or machine_id()
-RESULTS = f"results/{MACHINE}/{WORKFLOW.name}"
+if MACHINE == machine_id():
+    with suppress(Edge0Error):  # a broken machine file is told by who reads it
+        if told := other_machine(this_machine(), MACHINES):
+            print(f"edge0: warning: {told}", file=sys.stderr)
+OURS = f"{WORKFLOW.values['results']}/{MACHINE}"
+RESULTS = f"{OURS}/{WORKFLOW.name}"
 # What was asked for is measured anew: the parameters of what measures carry the time, unless remeasure=false.
 STARTED = int(time.time()) if WORKFLOW.values.get("remeasure", True) else 0
 
@@ -43,6 +73,27 @@ def measured(sessions, document, *targets):
     ):
         return str(finished[-1])
     return f"{sessions}/latest.json"
+
+
+def to_measure(model, sessions, document="session.json"):
+    """The checkpoint that a rule measures into `sessions`, where a finished folder holds `document`.
+
+    With remeasure=false and none finished the call ends here, before a checkpoint is made for it. For input functions
+    alone.
+    """
+    if not STARTED and not any(Path(sessions).glob(f"[!.]*/{document}")):
+        refuse(
+            Edge0Error(
+                ErrorKind.FILE_MISSING,
+                "nothing was measured yet",
+                path=sessions,
+                expected=f"a finished folder with {document}",
+                found="none",
+                hint="leave out remeasure=false to measure it",
+            )
+        )
+    # A checkpoint that was made again is no reason to measure: the time is, where remeasure is not false.
+    return ancient(model)
 
 
 def tab3_session(wildcards):

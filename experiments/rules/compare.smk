@@ -6,7 +6,7 @@ COMPARED = [
     "m2-16gb",
     "m4pro-24gb",
 ]
-COMPARISON = f"results/compare/{'+'.join(COMPARED)}"
+COMPARISON = f"{WORKFLOW.values['results']}/compare/{'+'.join(COMPARED)}"
 
 
 # The tables that are there, with their times: a newer one makes the comparison anew. Not inputs, because those of this
@@ -15,7 +15,7 @@ COMPARED_TABLES = sorted(
     f"{path} {path.stat().st_mtime_ns}"
     for name in COMPARED
     for table in ("tab3/summary.csv", "tab3/pairs.csv", "fit/summary.csv")
-    for path in Path("results", name).glob(f"*/{table}")
+    for path in Path(WORKFLOW.values["results"], name).glob(f"*/{table}")
 )
 
 
@@ -33,16 +33,12 @@ rule compare_table:
         claims="results/paper/claims.yaml",
     output:
         # `update`: what is there stays where a comparison fails.
-        report(
-            update(
-                multiext(
-                    f"{COMPARISON}/",
-                    "compare.png",
-                    "compare.svg",
-                )
-            ),
-            caption="../report/compare.rst",
-            category="Several machines",
+        update(
+            multiext(
+                f"{COMPARISON}/",
+                "compare.png",
+                "compare.svg",
+            )
         ),
         table=update(f"{COMPARISON}/table.md"),
         rows=update(f"{COMPARISON}/rows.csv"),
@@ -54,10 +50,11 @@ rule compare_table:
         python=sys.executable,
         machines=COMPARED,
         here=MACHINE,
+        results=subpath(output.table, ancestor=3),
         tables=COMPARED_TABLES,
         out=subpath(output.table, parent=True),
     shell:
-        "{params.python} -m analysis.compare {params.machines:q} --here {params.here:q}"
+        "{params.python} -m analysis.compare {params.machines:q} --here {params.here:q} --results {params.results:q}"
         " --claims {input.claims:q} --out {params.out:q} > {log:q}"
 
 

@@ -1,5 +1,5 @@
 # What the paths and layouts are worth: hot against exact, records against stacked tensors, whole layers against demand.
-ENGINE = f"results/{MACHINE}/engine"
+ENGINE = f"{OURS}/engine"
 LAYOUT_ARMS = ["ondemand", "ondemand-records"]
 ENGINE_SESSIONS = {
     "records-cold": WORKFLOW.session_arguments(
@@ -20,7 +20,9 @@ ENGINE_SESSIONS = {
 
 rule engine_session:
     input:
-        model="models/mini-35b",
+        model=lambda wildcards: to_measure(
+            "models/mini-35b", f"{ENGINE}/sessions/{wildcards.part}"
+        ),
         records="models/mini-35b-records",
     output:
         f"{ENGINE}/sessions/{{part}}/latest.json",
@@ -44,7 +46,9 @@ rule engine_session:
 
 rule engine_prefill:
     input:
-        model="models/mini-35b",
+        model=lambda wildcards: to_measure(
+            "models/mini-35b", f"{ENGINE}/sessions/prefill", "prefill.json"
+        ),
     output:
         f"{ENGINE}/sessions/prefill/latest.json",
     log:
@@ -66,7 +70,9 @@ rule engine_prefill:
 
 rule engine_endurance:
     input:
-        model="models/mini-35b",
+        model=lambda wildcards: to_measure(
+            "models/mini-35b", f"{ENGINE}/sessions/endurance", "endurance.json"
+        ),
     output:
         f"{ENGINE}/sessions/endurance/latest.json",
     log:
@@ -118,11 +124,7 @@ rule engine_table:
     input:
         rules.engine_measures.output,
     output:
-        csv=report(
-            f"{ENGINE}/bench.csv",
-            caption="../report/engine.rst",
-            category="Engine",
-        ),
+        csv=f"{ENGINE}/bench.csv",
         table=f"{ENGINE}/table.md",
     log:
         f"{ENGINE}/logs/table.log",

@@ -32,7 +32,11 @@ rule teacher_checkpoint:
 
 rule ladder_run:
     input:
-        model="models/{tier}",
+        model=lambda wildcards: to_measure(
+            f"models/{wildcards.tier}",
+            f"{OURS}/{wildcards.tier}/ladder/sessions/seed{wildcards.seed}",
+            "ladder.json",
+        ),
         original=f"{TEACHERS}/{{tier}}/original.safetensors",
     output:
         f"{OURS}/{{tier}}/ladder/sessions/seed{{seed}}/latest.json",
@@ -43,6 +47,8 @@ rule ladder_run:
         seed=r"\d+",
     conda:
         "../envs/harness.yaml"
+    resources:
+        measuring=1,  # a measurement beside it would be disturbed
     params:
         python=sys.executable,
         out=subpath(output[0], parent=True),
@@ -73,17 +79,12 @@ rule ladder_table:
         ],
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(
-                f"{OURS}/{{tier}}/ladder/",
-                "ladder.svg",
-                "summary.csv",
-                "pairs.csv",
-                "compare.csv",
-            ),
-            caption="../report/ladder.rst",
-            category="Ladder of quality",
-            labels={"tier": "{tier}"},
+        multiext(
+            f"{OURS}/{{tier}}/ladder/",
+            "ladder.svg",
+            "summary.csv",
+            "pairs.csv",
+            "compare.csv",
         ),
         f"{OURS}/{{tier}}/ladder/ladder.png",
         table=f"{OURS}/{{tier}}/ladder/table.md",

@@ -9,12 +9,14 @@ rule memory_table:
         claims="results/paper/claims.yaml",
     output:
         table=f"{RESULTS}/memory/table.md",
-        shown=report(
-            multiext(f"{RESULTS}/memory/", "memory.svg", "compare.csv"),
-            caption="../report/memory.rst",
-            category="Memory",
+        rows=multiext(
+            f"{RESULTS}/memory/",
+            "summary.csv",
+            "price.csv",
+            "compare.csv",
+            "memory.svg",
+            "memory.png",
         ),
-        rows=multiext(f"{RESULTS}/memory/", "summary.csv", "price.csv", "memory.png"),
     log:
         f"{RESULTS}/logs/memory-table.log",
     conda:

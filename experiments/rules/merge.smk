@@ -11,13 +11,17 @@ localrules:
 MERGE = f"{OURS}/merge"
 # The tiers that are trained here, or the checkpoint of one's own alone.
 MERGE_MODELS = (
-    {tier: f"models/{tier}" for tier in config.get("ladder_tiers", ["tiny-35b"])}
+    {tier: f"models/{tier}" for tier in WORKFLOW.values["ladder_tiers"]}
     if WORKFLOW.synthesised
     else {WORKFLOW.name: WORKFLOW.model}
 )
 # K of the adapters: the ladder's, or what a checkpoint's family serves.
 MERGE_KS = {
-    tier: 4 if WORKFLOW.synthesised else read_config(model).family.k_served
+    tier: (
+        WORKFLOW.values["ladder_k"]
+        if WORKFLOW.synthesised
+        else read_config(model).family.k_served
+    )
     for tier, model in MERGE_MODELS.items()
 }
 

@@ -29,7 +29,9 @@ localrules:
 
 rule predict_session:
     input:
-        model=WORKFLOW.model,
+        model=lambda wildcards: to_measure(
+            WORKFLOW.model, f"{PREDICT}/sessions/{wildcards.part}"
+        ),
     output:
         f"{PREDICT}/sessions/{{part}}/latest.json",
     log:
@@ -90,7 +92,7 @@ rule predict_traces:
         ' --tokens-file "$folder/tokens.json" --prompt-tokens 1 --k $k {params.adapter} --prerouter off &&'
         " {params.python} -m edge0.cli trace record {input.model:q} {params.out:q}/prerouter-k$k.safetensors"
         ' --tokens-file "$folder/tokens.json" --prompt-tokens $prompt --k $k {params.adapter} --prerouter route'
-        " || exit 1; done ) > {log:q} 2>&1"
+        " || exit 1; done ) > {log:q}"
 
 
 rule predict_table:
@@ -102,11 +104,7 @@ rule predict_table:
         fit=f"{RESULTS}/fit/summary.csv",
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(f"{PREDICT}/", "predict.png", "predict.svg"),
-            caption="../report/predict.rst",
-            category="Prediction",
-        ),
+        multiext(f"{PREDICT}/", "predict.png", "predict.svg"),
         table=f"{PREDICT}/table.md",
         rows=multiext(f"{PREDICT}/", "summary.csv", "gain.csv", "compare.csv"),
     log:
@@ -117,10 +115,11 @@ rule predict_table:
         python=sys.executable,
         machines=[MACHINE, *PREDICT_MACHINES],
         name=WORKFLOW.name,
+        results=subpath(output.table, ancestor=4),
         out=subpath(output.table, parent=True),
     shell:
         "{params.python} -m analysis.prediction.command --machine {params.machines:q} --tier {params.name:q}"
-        " --claims {input.claims:q} --out {params.out:q} > {log:q}"
+        " --results {params.results:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
 
 
 rule predict:

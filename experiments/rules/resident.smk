@@ -8,7 +8,9 @@ RESIDENT_ARMS = ["ondemand", "prerouter", "resident"]
 
 rule resident_session:
     input:
-        model=WORKFLOW.model,
+        model=lambda wildcards: to_measure(
+            WORKFLOW.model, f"{RESULTS}/resident/sessions/free"
+        ),
     output:
         f"{RESULTS}/resident/sessions/free/latest.json",
     log:
@@ -23,7 +25,7 @@ rule resident_session:
         root=subpath(output[0], parent=True),
         session=WORKFLOW.session_arguments(
             condition="warm",
-            ks=[8],
+            ks=[max(WORKFLOW.values["ks"])],
             arms=RESIDENT_ARMS,
             bank=1.0,
             lora=False,
@@ -55,7 +57,7 @@ rule resident_limited_session:
         # Whatever the limit leaves, no page of an expert is kept: the least that the engine may find.
         session=WORKFLOW.session_arguments(
             condition="cold",
-            ks=[8],
+            ks=[max(WORKFLOW.values["ks"])],
             arms=RESIDENT_ARMS,
             lora=False,
             trace=None,
@@ -77,12 +79,13 @@ rule resident_table:
         limit=f"{RESULTS}/resident/sessions/limited/limit.json",
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(f"{RESULTS}/resident/", "resident.svg", "summary.csv"),
-            caption="../report/resident.rst",
-            category="Stock mlx-lm",
+        multiext(
+            f"{RESULTS}/resident/",
+            "summary.csv",
+            "compare.csv",
+            "resident.svg",
+            "resident.png",
         ),
-        multiext(f"{RESULTS}/resident/", "compare.csv", "resident.png"),
         table=f"{RESULTS}/resident/table.md",
     log:
         f"{RESULTS}/logs/resident-table.log",

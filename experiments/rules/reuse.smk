@@ -9,7 +9,7 @@ localrules:
 
 rule reuse_trace:
     input:
-        model=WORKFLOW.model,
+        model=lambda wildcards: to_measure(WORKFLOW.model, REUSE, "trace.safetensors"),
     output:
         f"{REUSE}/sessions/trace.safetensors",
     log:
@@ -30,7 +30,7 @@ rule reuse_trace:
         seed=config["seed"],
     shell:
         "{params.python} -m edge0.cli trace record {input.model:q} {output:q} --tokens {params.tokens}"
-        " --k {params.k} {params.adapter} --prerouter off --temperature 0.7 --seed {params.seed} > {log:q} 2>&1"
+        " --k {params.k} {params.adapter} --prerouter off --temperature 0.7 --seed {params.seed} > {log:q}"
 
 
 rule reuse_table:
@@ -38,20 +38,13 @@ rule reuse_table:
         trace=f"{REUSE}/sessions/trace.safetensors",
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(
-                f"{REUSE}/",
-                "reuse.png",
-                "reuse.svg",
-            ),
-            caption="../report/reuse.rst",
-            category="Reuse of experts",
-        ),
         table=f"{REUSE}/table.md",
         rows=multiext(
             f"{REUSE}/",
             "summary.csv",
             "compare.csv",
+            "reuse.svg",
+            "reuse.png",
         ),
     log:
         f"{REUSE}/logs/reuse-table.log",

@@ -11,7 +11,7 @@ localrules:
     math,
 
 
-TAB1 = f"results/{MACHINE}/tab1"
+TAB1 = f"{OURS}/tab1"
 # Tier to its checkpoint: one of each model, or the checkpoint of one's own alone.
 TAB1_MODELS = (
     {tier: f"models/{tier}" for tier in WORKFLOW.values["tab1_tiers"]}
@@ -52,12 +52,14 @@ rule tab1_counts:
     params:
         python=sys.executable,
     shell:
-        "{params.python} -m experiments.architecture {output:q} {input.models:q} > {log:q} 2>&1"
+        "{params.python} -m experiments.architecture {output:q} {input.models:q} > {log:q}"
 
 
 rule tab1_session:
     input:
-        model=lambda wildcards: TAB1_MODELS[wildcards.tier],
+        model=lambda wildcards: to_measure(
+            TAB1_MODELS[wildcards.tier], f"{TAB1}/sessions/{wildcards.tier}"
+        ),
     output:
         f"{TAB1}/sessions/{{tier}}/latest.json",
     log:
@@ -80,7 +82,11 @@ rule tab1_session:
 
 rule tab1_prefill:
     input:
-        model=lambda wildcards: TAB1_MODELS[wildcards.tier],
+        model=lambda wildcards: to_measure(
+            TAB1_MODELS[wildcards.tier],
+            f"{TAB1}/sessions/{wildcards.tier}/prefill",
+            "prefill.json",
+        ),
     output:
         f"{TAB1}/sessions/{{tier}}/prefill/latest.json",
     log:
@@ -114,12 +120,15 @@ rule tab1_table:
         ],
         claims="results/paper/claims.yaml",
     output:
-        report(
-            multiext(f"{TAB1}/", "tab1.svg", "summary.csv", "compare.csv"),
-            caption="../report/tab1.rst",
-            category="Table 1",
+        multiext(
+            f"{TAB1}/",
+            "summary.csv",
+            "prefill.csv",
+            "sizes.csv",
+            "compare.csv",
+            "tab1.svg",
+            "tab1.png",
         ),
-        multiext(f"{TAB1}/", "prefill.csv", "sizes.csv", "tab1.png"),
         table=f"{TAB1}/table.md",
     log:
         f"{TAB1}/logs/table.log",
@@ -145,7 +154,7 @@ rule tab1:
 
 
 # The contract of 1%: every path's arithmetic against unpacked weights.
-MATH = f"results/{MACHINE}/math"
+MATH = f"{OURS}/math"
 MATH_MODELS = (
     {tier: f"models/{tier}" for tier in ("unit-35b", "unit-8b")}
     if WORKFLOW.synthesised
@@ -155,7 +164,11 @@ MATH_MODELS = (
 
 rule math_residual:
     input:
-        model=lambda wildcards: MATH_MODELS[wildcards.tier],
+        model=lambda wildcards: to_measure(
+            MATH_MODELS[wildcards.tier],
+            f"{MATH}/sessions/{wildcards.tier}",
+            "residuals.json",
+        ),
     output:
         f"{MATH}/sessions/{{tier}}/latest.json",
     log:
@@ -164,12 +177,14 @@ rule math_residual:
         tier="|".join(map(re.escape, MATH_MODELS)),
     conda:
         "../envs/harness.yaml"
+    resources:
+        measuring=1,  # a measurement beside it would be disturbed
     params:
         python=sys.executable,
         out=subpath(output[0], parent=True),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.math_residual {input.model:q} {params.out:q} > {log:q} 2>&1"
+        "{params.python} -m experiments.math_residual {input.model:q} {params.out:q} > {log:q}"
 
 
 rule math_table:
@@ -180,11 +195,7 @@ rule math_table:
         ],
         claims="results/paper/claims.yaml",
     output:
-        rows=report(
-            multiext(f"{MATH}/", "summary.csv", "compare.csv"),
-            caption="../report/math.rst",
-            category="Arithmetic",
-        ),
+        rows=multiext(f"{MATH}/", "summary.csv", "compare.csv"),
         table=f"{MATH}/table.md",
     log:
         f"{MATH}/logs/table.log",

@@ -52,7 +52,7 @@ class Options:
     k: int
     seed: int
     held: int = 60
-    prompts: int = 400
+    prompts: int = 800
     phase1: int = phases.PHASE1.steps
     phase2: int = phases.PHASE2.steps
     phase3: int = phases.PHASE3.steps

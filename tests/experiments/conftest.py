@@ -1,4 +1,16 @@
+import tempfile
+
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart(tmp_path_factory):
+    """A temporary folder of our own: a test that measures keeps nobody else of this machine from measuring."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("tmp"))
+        patch.setenv("TMPDIR", folder)  # of processes that are started
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import yaml
 from edge0.errors import Edge0Error, ErrorKind
 from experiments.config import CONFIG, Workflow
 from experiments.options import SessionOptions, parse
+from experiments.preflight import preflight
 
 SHIPPED = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
 
@@ -61,6 +62,10 @@ def test_command_line_forms_of_ks_are_understood():
         ({"tempo": 3}, ErrorKind.OPTION_INVALID),
         ({"ks": []}, ErrorKind.OPTION_INVALID),
         ({"ks": [3]}, ErrorKind.ADAPTER_MISSING),
+        ({"ks": [3], "adapter_k": 5}, ErrorKind.ADAPTER_MISSING),
+        ({"ks": [65], "adapter_k": 4}, ErrorKind.K_INVALID),
+        ({"tier": "unit-35b"}, ErrorKind.BANK_TOO_SMALL),
+        ({"results": "../with space"}, ErrorKind.OPTION_INVALID),
         ({"prefill_tokens": [1]}, ErrorKind.OPTION_INVALID),
         ({"bank": 1.5}, ErrorKind.OPTION_INVALID),
         ({"budget_by": "hand"}, ErrorKind.OPTION_INVALID),
@@ -76,6 +81,33 @@ def test_each_wrong_value_is_refused_in_one_line(changes, kind):
         Workflow.of(SHIPPED | changes)
     assert caught.value.kind is kind
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"ks": [2, 3]}, ("--config: ks:", "expected 2, 4, 8, found 3")),
+        ({"tier": "unit-35b"}, ("--config: bank:", "expected a share of at least 0.4375, found 0.25")),
+    ],
+)
+def test_what_a_tier_cannot_serve_names_the_key_and_what_is_needed(changes, parts):
+    with pytest.raises(Edge0Error) as caught:
+        Workflow.of(SHIPPED | changes)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["unit-35b", "unit-8b"])
+def test_the_bank_that_is_named_as_needed_is_the_smallest_that_a_session_accepts(name, checkpoints):
+    with pytest.raises(Edge0Error) as caught:
+        Workflow.of(SHIPPED | {"tier": name})
+    needed = float(caught.value.expected.split()[-1])
+    assert Workflow.of(SHIPPED | {"tier": name, "bank": needed}).values["bank"] == needed
+    options = SessionOptions(str(checkpoints[name]), name, arms=("prerouter",), ks=(8,), condition="warm", bank=needed)
+    preflight(options)
+    with pytest.raises(Edge0Error) as caught:
+        preflight(dataclasses.replace(options, bank=needed - 0.01))
+    assert caught.value.kind is ErrorKind.BANK_TOO_SMALL
 
 
 def test_own_checkpoint_names_its_results(unit_35b):

@@ -1,4 +1,4 @@
-"""What the report asks of the workflow: only what exists, under the same configuration."""
+"""What the report asks of the workflow: headings, captions, and the same configuration."""
 
 from __future__ import annotations
 
@@ -6,28 +6,9 @@ import json
 from types import SimpleNamespace
 
 import yaml
-from snakemake.io import flag
 
 from experiments.config import CONFIG, Workflow
-from experiments.reporting import heading, reportable, same_configuration
-
-
-def rule(*outputs, wildcards=()):
-    return SimpleNamespace(output=outputs, wildcard_names=set(wildcards))
-
-
-def test_only_rules_whose_marked_files_are_all_there_are_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b", "c", "plain"):
-        (tmp_path / name).touch()
-    marked = {name: flag(name, "report") for name in ("a", "b", "c", "absent")}
-    rules = [
-        rule(marked["a"], marked["b"], "plain"),
-        rule(marked["c"], marked["absent"]),
-        rule(marked["c"], wildcards=("tier",)),
-        rule("plain"),
-    ]
-    assert reportable(rules) == ["a", "b"]
+from experiments.reporting import captions, heading, labels, same_configuration
 
 
 def test_the_configuration_survives_another_command_line():
@@ -39,6 +20,14 @@ def test_the_configuration_survives_another_command_line():
     assert again.values == Workflow.of(shipped).values
 
 
-def test_a_target_without_a_heading_has_its_own_name():
+def test_all_files_of_a_target_stand_under_one_heading_and_say_what_they_are():
     assert heading(SimpleNamespace(target="tab3")) == "Table 3"
     assert heading(SimpleNamespace(target="memory")) == "Memory"
+    files = ("tab3.html", "tab3.svg", "pairs.csv")
+    assert [labels(SimpleNamespace(file=file))["what"] for file in files] == ["table", "figure", "rows"]
+    assert labels(SimpleNamespace(file="pairs.csv"))["file"] == "pairs.csv"
+
+
+def test_captions_are_by_target(tmp_path):
+    (tmp_path / "tab3.rst").write_text("Of Table 3.\n")
+    assert captions(tmp_path) == {"tab3": "Of Table 3.\n"}

@@ -8,19 +8,24 @@ import sys
 from collections import Counter
 from contextlib import nullcontext
 
+import mlx.core as mx
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from edge0 import Engine, EngineOptions
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.tiers import read_config
 from edge0.trace import generate
 from experiments import preflight, processes, run_arm
 from experiments import session as module
+from experiments.decoders import ResidentDecoder
 from experiments.gather import text_health
 from experiments.options import SessionOptions
 from experiments.run_arm import RunSpec, failed, measure
 from experiments.void import void_where_outputs_differ
+
+PROMPT, REST = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]
 
 
 def test_outputs_that_differ_between_alike_arms_make_a_run_void():
@@ -33,18 +38,31 @@ def test_outputs_that_differ_between_alike_arms_make_a_run_void():
     assert "prerouter" in rows[3]["void_reason"]
 
 
-def test_stock_mlx_lm_is_held_to_ondemand_at_its_own_k_alone_and_never_the_measure():
+def test_stock_mlx_lm_of_the_same_weights_is_held_to_ondemand_and_never_the_measure():
     def row(arm, k, output):
         return {"arm": arm, "k": k, "output_hash": output, "void": False, "void_reason": ""}
 
-    def voided(*rows, resident_k=8):
-        void_where_outputs_differ(list(rows), resident_k)
+    def voided(*rows, same_weights=True):
+        void_where_outputs_differ(list(rows), same_weights)
         return [r["void"] for r in rows]
 
     assert voided(row("resident", 8, "b"), row("ondemand", 8, "a")) == [True, False]
     assert voided(row("resident", 8, "a"), row("ondemand", 8, "a")) == [False, False]
-    assert voided(row("resident", 4, "b"), row("ondemand", 4, "a")) == [False, False]
-    assert voided(row("resident", 8, "b"), row("ondemand", 8, "a"), resident_k=None) == [False, False]
+    assert voided(row("resident", 4, "b"), row("ondemand", 8, "a")) == [False, False]
+    assert voided(row("resident", 8, "b"), row("ondemand", 8, "a"), same_weights=False) == [False, False]
+
+
+def test_stock_mlx_lm_chooses_as_many_experts_as_its_row_says(checkpoint):
+    def chosen(k):
+        decoder = ResidentDecoder(checkpoint, read_config(checkpoint), k)
+        decoder.begin(PROMPT)
+        return [decoder.step(token) for token in REST]
+
+    with Engine(checkpoint, EngineOptions(k=2, lora=False, prerouter="off")) as engine:
+        request = engine.new_request()
+        engine.prefill(request, PROMPT)
+        assert [int(mx.argmax(engine.step(request, token)).item()) for token in REST] == chosen(2) != chosen(8)
+        request.release()
 
 
 def test_text_health_finds_the_period_of_a_loop():

@@ -11,20 +11,34 @@ from pathlib import Path
 
 import pytest
 
+from edge0.errors import EXIT_CODE
+
 ROOT = Path(__file__).parents[2]
 STAMP = "20260202T000000Z"
 # Rules that measure, but for those that are never asked to measure less: recorded routes, counts.
 MEASURING = (
     *("_session", "fit_loads", "budgets_loads", "bench_reads"),
     *("engine_prefill", "engine_endurance", "tab1_prefill", "math_residual"),
+    *("ladder_run", "merge_rows", "quality_run"),
 )
-BOX = ("--config", "machine=box", "tier=unit-35b", "tab1_tiers=[unit-35b]", "ks=[8]")
+TRAINED = ("ladder_tiers=[tiny-35b]", "ladder_seeds=[0]", "quality_tiers=[tiny-35b]")
+BOX = ("--config", "machine=box", "tier=unit-35b", "bank=0.5", "tab1_tiers=[unit-35b]", "ks=[8]", *TRAINED)
+SLURM = ("--workflow-profile", "profiles/slurm", "--config", "tier=unit-35b", "bank=0.5")
 TIER = "results/box/unit-35b"
-OWN_ROWS = ("fit", "budgets", "bench", "engine", "tab1", "math")  # targets with rows that are of no session
+# Targets with rows that are of no session.
+OWN_ROWS = ("fit", "budgets", "bench", "engine", "tab1", "math", "ladder", "merge", "tab2")
 # What stands in place of finished measurements: folder of sessions to the file that a finished one has.
 FINISHED = {
-    **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB", "resident/sessions/free")},
+    **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB")},
+    f"{TIER}/resident/sessions/free": "session.json",
     **{f"{TIER}/predict/sessions/{part}": "session.json" for part in ("compute", "loads", "target", "cold")},
+    **{f"results/box/bench/sessions/{part}": "session.json" for part in ("overlap", "resident")},
+    **{f"results/box/engine/sessions/{part}": "session.json" for part in ("records-cold", "records-warm", "hot")},
+    "results/box/tab1/sessions/unit-35b": "session.json",
+    "results/box/merge/sessions/tiny-35b/cost": "session.json",
+    "results/box/merge/sessions/tiny-35b/rows": "merge.json",
+    "results/box/tiny-35b/quality/sessions": "quality.json",
+    "results/box/tiny-35b/ladder/sessions/seed0": "ladder.json",
     f"{TIER}/fit/sessions": "loads.json",
     f"{TIER}/budgets/sessions": "agreement.json",
     "results/box/bench/sessions/reads": "reads.json",
@@ -50,11 +64,24 @@ def workflow(tmp_path_factory) -> Path:
     return folder
 
 
-def dry_run(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "snakemake", "-n", *arguments, "--quiet", "host"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "snakemake", "-n", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def dry_run(folder: Path, *arguments: str, quiet: tuple[str, ...] = ("--quiet", "host")) -> str:
+    done = called(folder, *arguments, *quiet)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout + done.stderr
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """The one line with which a call ends before anything is run."""
+    done = called(folder, *arguments)
+    assert done.returncode == EXIT_CODE, done.stderr + done.stdout
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("edge0: "))
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    return line
 
 
 def jobs(output: str) -> dict[str, str]:
@@ -64,7 +91,7 @@ def jobs(output: str) -> dict[str, str]:
 
 
 def test_the_slurm_profile_gives_each_session_a_node_of_its_own(workflow):
-    output = dry_run(workflow, "tab3", "--profile", "profiles/slurm", "--config", "machine=node-a", "tier=unit-35b")
+    output = dry_run(workflow, "tab3", *SLURM, "machine=node-a", quiet=())
     found = jobs(output)
     assert {"tab3_session", "tab3_table", "tab3"} <= set(found)
     session = found["tab3_session"]
@@ -73,9 +100,18 @@ def test_the_slurm_profile_gives_each_session_a_node_of_its_own(workflow):
     assert "results/node-a/unit-35b/tab3/sessions/latest.json" in session
 
 
+def test_with_the_slurm_profile_results_need_the_name_of_their_machine(workflow):
+    line = refusal(workflow, "tab3", *SLURM)
+    assert "--config: machine:" in line and "machine=NAME" in line
+
+
+def test_a_plain_dry_run_says_what_it_would_do(workflow):
+    assert "tab3_session" in dry_run(workflow, "tab3", *BOX, quiet=())
+
+
 @pytest.mark.parametrize("target", ["claims", "report"])
 def test_ledger_and_report_measure_nothing(workflow, target):
-    found = jobs(dry_run(workflow, target, "--config", "tier=unit-35b"))
+    found = jobs(dry_run(workflow, target, "--config", "tier=unit-35b", "bank=0.5"))
     assert target in found
     assert measuring(found) <= {"math_residual"}  # seconds, and no session
 
@@ -143,3 +179,50 @@ def test_what_was_asked_for_is_measured_anew_and_old_rows_are_no_output(measured
     for rule in rules:
         (output,) = re.findall(r"output: (.*)", found[rule])
         assert output.endswith("latest.json") and STAMP not in output
+
+
+@pytest.mark.parametrize(
+    ("target", "folder"),
+    [
+        ("tab3", "unit-35b/tab3"),
+        ("tab4", "unit-35b/tab3"),
+        ("noise", "unit-35b/noise"),
+        ("fit", "unit-35b/fit"),
+        ("budgets", "unit-35b/budgets"),
+        ("appxB", "unit-35b/appxB"),
+        ("resident", "unit-35b/resident"),
+        ("reuse", "unit-35b/reuse"),
+        ("predict", "unit-35b"),
+        ("tab1", "tab1"),
+        ("math", "math"),
+        ("bench", "bench"),
+        ("engine", "engine"),
+    ],
+)
+def test_without_measuring_and_with_nothing_measured_every_target_is_refused_alike(workflow, target, folder):
+    line = refusal(workflow, target, *BOX, "remeasure=false")
+    assert f"results/box/{folder}" in line and "nothing was measured" in line and "remeasure=false" in line
+
+
+def test_a_ledger_without_measuring_is_of_what_is_there(workflow):
+    found = jobs(dry_run(workflow, "claims", *BOX, "remeasure=false"))
+    assert "claims_table" in found and not measuring(found)
+
+
+def test_everything_lands_below_the_folder_of_results_that_is_named(workflow):
+    targets = ("tab3", "claims", "report", "compare", "predict", "tab1", "bench", "engine", "regress", *OWN_ROWS)
+    made = dry_run(workflow, *dict.fromkeys(targets), "-p", *BOX, "results=trials/a", "rows=experiments/config.yaml")
+    outputs = re.findall(r"^ +(?:output|log): (.*)", made, flags=re.MULTILINE)
+    paths = {path.removesuffix(" (update)") for line in outputs for path in line.split(", ")}
+    places = {path.partition("/")[0] for path in paths}
+    assert places == {"trials", "models", ".venv-quality"}
+    assert "trials/a/compare/box+m2-16gb+m4pro-24gb/table.md" in paths
+    assert "--results trials/a " in jobs(made)["compare_table"] and "--results trials/a " in jobs(made)["predict_table"]
+    inputs = {path for line in re.findall(r"^ +input: (.*)", made, flags=re.MULTILINE) for path in line.split(", ")}
+    assert {path for path in inputs if path.startswith("results/")} == {"results/paper/claims.yaml"}
+
+
+def test_appendix_b_and_the_stock_model_are_measured_at_the_largest_k_that_is_asked_for(workflow):
+    found = jobs(dry_run(workflow, "appxB", "resident", "-p", *BOX[:-1], "ks=[2,4]"))
+    for rule in ("appxb_session", "resident_session", "resident_limited_session"):
+        assert " --ks 4 " in found[rule]
