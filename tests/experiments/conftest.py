@@ -3,7 +3,7 @@ import tempfile
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _apart(tmp_path_factory):
     """A temporary folder of our own: a test that measures keeps nobody else of this machine from measuring."""
     with pytest.MonkeyPatch.context() as patch:
