@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import TIERS, Tier, find_tier, parse_config, read_config
+from edge0.trace import RouteTrace
 from experiments.architecture import floor_share
 from experiments.arms import ARMS
 from experiments.conditions import Condition
@@ -62,6 +63,8 @@ class Workflow:
             raise Edge0Error(ErrorKind.OPTION_INVALID, error.message, path=PLACE, tensor=key)
         for key in ("condition", "tab1_condition"):
             values[key] = str(_of_key(key, Condition.parse, values[key]))
+        if values.get("trace") is not None:
+            RouteTrace.load(values["trace"])
         _check_tab1(values["tab1_tiers"])
         model = values.get("model")
         if model is None:

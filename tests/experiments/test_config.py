@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.trace import generate
 from experiments.config import CONFIG, Workflow
 from experiments.options import SessionOptions, parse
 from experiments.preflight import preflight
@@ -26,10 +27,12 @@ def test_shipped_configuration_is_valid_and_fits_the_session():
     assert (str(command.root), command.log, command.fresh, command.reuse) == ("r", None, False, False)
 
 
-def test_without_measuring_a_session_is_reused_and_any_place_may_have_spaces():
-    arguments = Workflow.of(SHIPPED | {"remeasure": "false", "trace": "my routes"}).session_arguments(experiment="x y")
+def test_without_measuring_a_session_is_reused_and_any_place_may_have_spaces(tmp_path):
+    routes = str(tmp_path / "my routes")
+    generate(range(12), 64, 8, 2, 0, 0, 0).save(routes)
+    arguments = Workflow.of(SHIPPED | {"remeasure": "false", "trace": routes}).session_arguments(experiment="x y")
     command = parse(["--model", "m", "--tier", "t", "--root", "r", *shlex.split(arguments)])
-    assert command.reuse and (command.options.trace, command.options.experiment) == ("my routes", "x y")
+    assert command.reuse and (command.options.trace, command.options.experiment) == (routes, "x y")
     with pytest.raises(Edge0Error) as caught:
         parse(["--model", "m", "--tier", "t", "--root", "r", "--reuse", "--fresh"])
     assert caught.value.kind is ErrorKind.OPTION_INVALID
@@ -69,6 +72,7 @@ def test_command_line_forms_of_ks_are_understood():
         ({"prefill_tokens": [1]}, ErrorKind.OPTION_INVALID),
         ({"bank": 1.5}, ErrorKind.OPTION_INVALID),
         ({"budget_by": "hand"}, ErrorKind.OPTION_INVALID),
+        ({"trace": "no/such.trace"}, ErrorKind.FILE_MISSING),
         ({"trace": 5}, ErrorKind.OPTION_INVALID),
         ({"noise_rounds": 1}, ErrorKind.OPTION_INVALID),
         ({"tab1_tiers": ["mini-35b", "unit-35b"]}, ErrorKind.OPTION_INVALID),
