@@ -22,7 +22,7 @@ from analysis.agreement_figure import save_agreement
 from analysis.lru import simulate
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import compare_rows
-from analysis.rows import MIB, markdown_table, named, publishing, read_json, run_command, write_tables
+from analysis.rows import MIB, markdown_table, named, publishing, read_json, read_rows, run_command, write_tables
 from analysis.statistics import Difference, batch_mean
 from analysis.units import DEVICE_TOLERANCE, device_agrees, interval, number, require
 
@@ -72,11 +72,7 @@ def read_agreement(path: Path) -> Agreement:
     about = read_json(path)
     require(path, about if isinstance(about, dict) else {}, DOCUMENT_KEYS, "keys")
     table = path.with_suffix(".parquet")
-    try:
-        rows = pd.read_parquet(table)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{table}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    require(table, rows.columns, COLUMNS)
+    rows = read_rows(table, COLUMNS)
     runs = {}
     for run in about["runs"]:
         require(path, run, RUN_KEYS, "keys of a run")

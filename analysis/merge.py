@@ -31,6 +31,7 @@ from analysis.rows import (
     paired,
     publishing,
     read_json,
+    read_rows,
     run_command,
     write_tables,
 )
@@ -86,12 +87,12 @@ class Study:
         if not isinstance(about, dict):
             raise ValueError(f"{path}: expected a JSON object, found {type(about).__name__}")
         require(path, about, ABOUT, "keys")
-        weights = _read(path.with_suffix(".parquet"), WEIGHT_COLUMNS)
+        weights = read_rows(path.with_suffix(".parquet"), WEIGHT_COLUMNS)
         strange = sorted(set(weights["kind"]) - set(KINDS))
         if strange or weights.empty:
             found = f"kind {strange[0]!r}" if strange else "no row"
             raise ValueError(f"{path.with_suffix('.parquet')}: expected targets of {', '.join(KINDS)}, found {found}")
-        return cls(about, weights, _read(path.with_name("logits.parquet"), LOGIT_COLUMNS))
+        return cls(about, weights, read_rows(path.with_name("logits.parquet"), LOGIT_COLUMNS))
 
     @property
     def tier(self) -> str:
@@ -135,15 +136,6 @@ class Study:
         """What the correction is, in words."""
         source = " and ".join(dict.fromkeys(map(str, self.about["adapters"].values())))
         return f"{'' if self.released else 'not the released adapter: '}{self.tier}, its LoRA made by {source}"
-
-
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    require(path, rows.columns, columns)
-    return rows
 
 
 def summary(studies: Sequence[Study]) -> pd.DataFrame:

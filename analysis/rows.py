@@ -223,9 +223,9 @@ def load_session(folder: Path) -> Session:
     if folder.suffix == ".json":
         folder = named(folder, "session.json").parent
     info = _read_info(folder / "session.json")
-    runs = _read_rows(folder / "runs.parquet", RUN_COLUMNS)
-    steps = _read_rows(folder / "steps.parquet", STEP_COLUMNS)
-    loads = _read_rows(folder / "loads.parquet", LOAD_COLUMNS)
+    runs = read_rows(folder / "runs.parquet", RUN_COLUMNS)
+    steps = read_rows(folder / "steps.parquet", STEP_COLUMNS)
+    loads = read_rows(folder / "loads.parquet", LOAD_COLUMNS)
     _check_runs(folder / "runs.parquet", runs, info)
     for name, rows in (("steps.parquet", steps), ("loads.parquet", loads)):
         strangers = sorted(set(rows["run_id"]) - set(runs["run_id"]))
@@ -314,7 +314,8 @@ def _read_info(path: Path) -> SessionInfo:
     return SessionInfo(**known)
 
 
-def _read_rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+def read_rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """A Parquet file that has these columns. Raises ValueError, one line naming the file."""
     try:
         rows = pd.read_parquet(path)
     except FileNotFoundError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.rows import Session, load_session, named, paired, read_json
+from analysis.rows import Session, load_session, named, paired, read_json, read_rows
 from analysis.statistics import Ratio, Spread, median_spread
-from analysis.units import GIB, require
+from analysis.units import GIB
 
 FAMILY_TAGS = {"qwen": "35b", "ling": "8b"}
 PREFILL_COLUMNS = "role round condition tokens ttft_ms device_bytes".split()
@@ -67,7 +67,7 @@ def load_tiers(sessions: Sequence[Path], prefills: Sequence[Path]) -> dict[str, 
         missing = [key for key in ("family", "tier", "session") if key not in about]
         if missing:
             raise ValueError(f"{path}: does not say its {missing[0]}")
-        prompts[about["family"]] = (about, _prefill_rows(path.with_suffix(".parquet")))
+        prompts[about["family"]] = (about, read_rows(path.with_suffix(".parquet"), PREFILL_COLUMNS))
     tiers: dict[str, TierRows] = {}
     for path in sessions:
         session = load_session(path)
@@ -86,12 +86,3 @@ def load_tiers(sessions: Sequence[Path], prefills: Sequence[Path]) -> dict[str, 
         if about["tier"] != tiers[tag].tier:
             raise ValueError(f"{path}: session of {tiers[tag].tier}, but prompts of {about['tier']}")
     return tiers
-
-
-def _prefill_rows(path: Path) -> pd.DataFrame:
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    require(path, rows.columns, PREFILL_COLUMNS)
-    return rows

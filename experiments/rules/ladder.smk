@@ -98,7 +98,7 @@ rule ladder_table:
         python=sys.executable,
         out=subpath(output.table, parent=True),
     shell:
-        "{params.python} -m analysis.ladder {input.runs:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
+        "{params.python} -m analysis.ladder.table {input.runs:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
 
 
 rule ladder:

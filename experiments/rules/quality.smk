@@ -95,11 +95,13 @@ rule quality_run:
     params:
         python=QUALITY_PYTHON,
         data=lambda wildcards, input: QUALITY_DATA or Path(input.stand_ins).parent,
+        # A tier that was trained here has the heads and the LoRA of one K.
+        k=f"--k {LADDER_K}" if WORKFLOW.synthesised else "",
         out=subpath(output[0], parent=True),
         started=STARTED,
     shell:
         "{params.python} -m experiments.quality.run {input.model:q} --tier {wildcards.tier:q} --fp {input.original:q}"
-        " --data {params.data:q} --out {params.out:q} --cross-check ifbench --log {log:q}"
+        " --data {params.data:q} {params.k} --out {params.out:q} --cross-check ifbench --log {log:q}"
 
 
 rule tab2_table:
@@ -127,7 +129,7 @@ rule tab2_table:
         python=sys.executable,
         out=subpath(output.table, parent=True),
     shell:
-        "{params.python} -m analysis.tab2 {input.qualities:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
+        "{params.python} -m analysis.quality.table {input.qualities:q} --claims {input.claims:q} --out {params.out:q} > {log:q}"
 
 
 rule tab2:

@@ -4,7 +4,7 @@ From the teacher before it was quantised down to int4 at fewer experts, then up 
 recovery LoRA, on-policy distillation; at last the trained set is served by the streaming engine. Each rung is scored on
 the same held-out problems, one row per rung and problem. `--controls` adds what the paper says must not be done, and
 what the heads' features and the route's authority are worth. Makes rows and files; what they mean is said by
-`analysis.ladder`.
+`analysis.ladder.table`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 from synthetic import row
 
-from analysis import ladder
-from analysis.ladder_claims import findings, must_show
-from analysis.ladder_figure import draw
-from analysis.ladder_pairs import mean, pairs, points, share
-from analysis.ladder_rows import RUNGS, Side, load_ladder
+from analysis.ladder import table as ladder
+from analysis.ladder.claims import findings, must_show
+from analysis.ladder.figure import draw
+from analysis.ladder.pairs import mean, pairs, points, share
+from analysis.ladder.rows import RUNGS, Side, load_ladder
 from analysis.paper.claims import load_claims
 from analysis.paper.findings import read_compare
 

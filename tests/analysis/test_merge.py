@@ -219,7 +219,7 @@ def test_a_session_without_the_two_arms_and_other_files_are_refused_in_one_line(
     missing.write_text(json.dumps({key: value for key, value in about.items() if key != "prompts"}))
     assert "missing keys: prompts" in refused(missing)
     (good.parent / "logits.parquet").unlink()
-    assert "logits.parquet: not a readable Parquet file" in refused(good)
+    assert "logits.parquet: no such file" in refused(good)
 
 
 def test_the_figure_shows_every_target_and_the_papers_values(study, claims):

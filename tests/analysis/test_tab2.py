@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import tab2
 from analysis.paper.claims import load_claims
 from analysis.paper.findings import Status, read_compare
-from analysis.tab2_claims import LARGEST, findings, largest_share, paper_mean, paper_rows
-from analysis.tab2_rows import BENCHMARKS, load_qualities
-from analysis.tab2_scores import Estimate, drawn, mean_of, resampled, score, unpaired, wilson
+from analysis.quality import table as tab2
+from analysis.quality.claims import LARGEST, findings, largest_share, paper_mean, paper_rows
+from analysis.quality.rows import BENCHMARKS, load_qualities
+from analysis.quality.scores import Estimate, drawn, mean_of, resampled, score, unpaired, wilson
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
 FILES = {"summary.csv", "questions.csv", "compare.csv", "table.md", "fig2.png", "fig2.svg"}

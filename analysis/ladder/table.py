@@ -1,8 +1,8 @@
-"""The ladder of quality: `python -m analysis.ladder LADDER.json... --claims CLAIMS --out DIR`, a file for each seed.
+"""The ladder of quality: `python -m analysis.ladder.table LADDER.json... --claims CLAIMS --out DIR`.
 
-One tier, K and machine; each file may be the latest.json beside it. Writes summary.csv (a row per rung, K and seed),
-pairs.csv (a rung against another, problem by problem), compare.csv, table.md and the figure, all or none, and prints
-table.md. Knows nothing of how a rung was trained.
+One tier, K and machine; a file for each seed, which may be the latest.json beside it. Writes summary.csv (a row per
+rung, K and seed), pairs.csv (a rung against another, problem by problem), compare.csv, table.md and the figure, all or
+none, and prints table.md. Knows nothing of how a rung was trained.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.ladder_claims import RULES, findings, must_show
-from analysis.ladder_figure import save_ladder_figure
-from analysis.ladder_pairs import ALL, SEEDS, Measured, mean, pairs, points, share
-from analysis.ladder_rows import (
+from analysis.ladder.claims import RULES, findings, must_show
+from analysis.ladder.figure import save_ladder_figure
+from analysis.ladder.pairs import ALL, SEEDS, Measured, mean, pairs, points, share
+from analysis.ladder.rows import (
     ADVISORY,
     CONTROLS,
     DEPLOYED,
@@ -32,9 +32,9 @@ from analysis.ladder_rows import (
 )
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import Finding, compare_rows, value_text
+from analysis.quality.health import LEAST_REPEATED, REPEATS
+from analysis.quality.scores import wilson
 from analysis.rows import markdown_table, publishing, run_command, write_tables
-from analysis.tab2_scores import wilson
-from analysis.text_health import LEAST_REPEATED, REPEATS
 from analysis.units import interval, number
 
 COMMAND = "snakemake ladder"
@@ -264,7 +264,7 @@ def write(paths: Sequence[Path], claims: Claims, out: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.ladder", description=f"`{COMMAND}` makes it.")
+    parser = argparse.ArgumentParser(prog="python -m analysis.ladder.table", description=f"`{COMMAND}` makes it.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="LADDER.json", help="one for each seed, or latest.json")
     parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
     parser.add_argument("--out", type=Path, required=True, help="folder for the table, its CSV files and the figure")

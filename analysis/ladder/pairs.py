@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.ladder_rows import (
+from analysis.ladder.rows import (
     ADVISORY,
     DEPLOYED,
     DISTIL_ALONE,
@@ -31,8 +31,8 @@ from analysis.ladder_rows import (
     Ladder,
     Side,
 )
+from analysis.quality.scores import wilson
 from analysis.statistics import CONFIDENCE, LEAST_FOR_INTERVAL, t_quantile
-from analysis.tab2_scores import wilson
 from analysis.units import interval
 
 PROBLEMS, SEEDS = "problems", "seeds"

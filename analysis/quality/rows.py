@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.paper.findings import SYNTHESISED
-from analysis.rows import named, read_json
+from analysis.rows import named, read_json, read_rows
 from analysis.units import require
 
 DOCUMENT = "quality.json"
@@ -127,11 +127,7 @@ def _load(path: Path) -> Quality:
         raise ValueError(f"{path}: expected a JSON object, found {type(about).__name__}")
     require(path, about, KEYS, "keys")
     path = path.with_suffix(".parquet")
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    require(path, rows.columns, COLUMNS)
+    rows = read_rows(path, COLUMNS)
     _check(path, rows)
     return Quality(about, _pairs(path, rows))
 

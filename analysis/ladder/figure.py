@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 
 from analysis import style
 from analysis.figures import CLEAR
-from analysis.ladder_pairs import Measured, mean, share
-from analysis.ladder_rows import DEPLOYED, INT4, RUNGS, Ladder, Side
+from analysis.ladder.pairs import Measured, mean, share
+from analysis.ladder.rows import DEPLOYED, INT4, RUNGS, Ladder, Side
 from analysis.statistics import LEAST_FOR_INTERVAL
 
 RUNG = {"color": style.COLORS[0], "marker": "o", "markersize": 6}

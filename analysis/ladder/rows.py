@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.paper.findings import SYNTHESISED
-from analysis.rows import named, read_json
-from analysis.text_health import repetitive
+from analysis.quality.health import repetitive
+from analysis.rows import named, read_json, read_rows
 from analysis.units import require
 
 DOCUMENT = "ladder.json"
@@ -206,11 +206,7 @@ def _check_alike(documents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def _rows(path: Path, about: Mapping[str, Any]) -> pd.DataFrame:
     path = path.with_suffix(".parquet")
-    try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    require(path, rows.columns, COLUMNS)
+    rows = read_rows(path, COLUMNS)
     k, seed = about["options"]["k"], about["options"]["seed"]
     strange = sorted(set(rows["rung"]) - set(ORDER))
     if strange:

@@ -16,9 +16,9 @@ import pandas as pd
 from analysis.paper.claims import Claim, Claims
 from analysis.paper.findings import Finding, Status, compare_rows
 from analysis.paper.spans import Span
+from analysis.quality.rows import ARMS, BENCHMARKS, LONG_REASONING, STAND_IN, Benchmark, Quality
+from analysis.quality.scores import Estimate, Row, Scores, drawn, mean_of, unpaired, wilson
 from analysis.statistics import CONFIDENCE
-from analysis.tab2_rows import ARMS, BENCHMARKS, LONG_REASONING, STAND_IN, Benchmark, Quality
-from analysis.tab2_scores import Estimate, Row, Scores, drawn, mean_of, unpaired, wilson
 
 COMMAND = "snakemake tab2"
 EXPERIMENT = "tab2"

@@ -1,4 +1,4 @@
-"""Table 2, quality of int4 against fp: `python -m analysis.tab2 QUALITY.json... --claims CLAIMS --out DIR`.
+"""Table 2, quality of int4 against fp: `python -m analysis.quality.table QUALITY.json... --claims CLAIMS --out DIR`.
 
 One document of each tier (its rows in the Parquet file beside it), or the latest.json beside them. Writes summary.csv
 (a row per tier and benchmark, and their mean), questions.csv (a row per question, both arms), compare.csv, table.md and
@@ -18,12 +18,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.paper.claims import Claims, load_claims
+from analysis.quality.claims import COMMAND, PaperRow, compare, paper_mean, paper_rows
+from analysis.quality.figure import save_tab2_figure
+from analysis.quality.health import LEAST_REPEATED, LEAST_WORDS, REPEATS, distinct, repetitive
+from analysis.quality.rows import ARMS, STAND_IN, Quality, load_qualities
+from analysis.quality.scores import DRAWS, Estimate, Row, Scores, score
 from analysis.rows import markdown_table, publishing, run_command, write_tables
-from analysis.tab2_claims import COMMAND, PaperRow, compare, paper_mean, paper_rows
-from analysis.tab2_figure import save_tab2_figure
-from analysis.tab2_rows import ARMS, STAND_IN, Quality, load_qualities
-from analysis.tab2_scores import DRAWS, Estimate, Row, Scores, score
-from analysis.text_health import LEAST_REPEATED, LEAST_WORDS, REPEATS, distinct, repetitive
 from analysis.units import number
 
 MEAN = "mean of benchmarks"
@@ -257,7 +257,8 @@ def write(qualities: Sequence[Quality], claims: Claims, out: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.tab2", description=f"Table 2; `{COMMAND}` makes it.")
+    about = f"Table 2; `{COMMAND}` makes it."
+    parser = argparse.ArgumentParser(prog="python -m analysis.quality.table", description=about)
     parser.add_argument(
         "qualities", type=Path, nargs="+", metavar="QUALITY.json", help="one of each tier, or latest.json"
     )

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.quality.health import Health, health, unit_of
+from analysis.quality.rows import ARMS, BENCHMARKS, Benchmark, Quality
 from analysis.statistics import CONFIDENCE, LEAST_FOR_INTERVAL
-from analysis.tab2_rows import ARMS, BENCHMARKS, Benchmark, Quality
-from analysis.text_health import Health, health, unit_of
 from analysis.units import interval
 
 DRAWS, SEED = 10_000, 0

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.text_health import distinct, health, repetitive, unit_of
+from analysis.quality.health import distinct, health, repetitive, unit_of
 
 SENTENCE = "Let me check this once more. "
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analysis.ladder_pairs import Measured, nats, points, share
-from analysis.ladder_rows import DISTIL_ALONE, FINAL, INT4, JOINT, PHASE1, PHASE2, SFT_FIRST, UNTRAINED, Ladder, Side
+from analysis.ladder.pairs import Measured, nats, points, share
+from analysis.ladder.rows import DISTIL_ALONE, FINAL, INT4, JOINT, PHASE1, PHASE2, SFT_FIRST, UNTRAINED, Ladder, Side
 from analysis.paper.claims import Claim, Claims
 from analysis.paper.findings import Finding, Status, absolute
+from analysis.quality.scores import Estimate, unpaired
 from analysis.statistics import CONFIDENCE
-from analysis.tab2_scores import Estimate, unpaired
 
 EXPERIMENT = "ladder"
 LEAST_LOSS, LEAST_SHARE, MOST_BEHIND = 10.0, 0.5, 1.0  # points, share of the loss, points

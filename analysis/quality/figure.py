@@ -16,9 +16,9 @@ from matplotlib.patches import Patch
 from analysis import style
 from analysis.figures import CLEAR
 from analysis.paper.claims import Claims
-from analysis.tab2_claims import paper_mean, paper_rows
-from analysis.tab2_rows import STAND_IN
-from analysis.tab2_scores import Estimate, Scores
+from analysis.quality.claims import paper_mean, paper_rows
+from analysis.quality.rows import STAND_IN
+from analysis.quality.scores import Estimate, Scores
 
 EDGE = {"edgecolor": "#222222", "linewidth": 0.6}
 ARMS = {"fp": (-0.2, "#D6D6D6", ""), "int4": (0.2, "#0072B2", "////")}  # arm to offset in rows, colour, hatch
