@@ -59,7 +59,7 @@ class ErrorKind(enum.Enum):
     MACHINE_BUSY = "another measurement is running on this machine"
     # --- training ----------------------------------------------------------------------------------------------
     CORPUS_INVALID = "a corpus holds lines that are no samples, or none at all"
-    TRAINING_MISMATCH = "a folder holds a training run of something else"
+    TRAINING_MISMATCH = "a folder holds a training run of something else, or a teacher is of another model"
     TRAINING_DIVERGED = "a loss is not a finite number"
     # --- while serving -----------------------------------------------------------------------------------------
     READ_FAILED = "the storage returned an error or fewer bytes than asked for while weights were read"

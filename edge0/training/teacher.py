@@ -8,8 +8,10 @@ is kept in bf16 as one file of the model's own parameters; from it `write` makes
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +22,7 @@ from edge0.checkpoint.header import read_header
 from edge0.checkpoint.quantise import write_checkpoint
 from edge0.checkpoint.synth import released_config
 from edge0.checkpoint.tokenizer import write_tokenizer
+from edge0.errors import Edge0Error, ErrorKind
 from edge0.serving.vocabulary import Vocabulary
 from edge0.tiers import ModelConfig, Tier, find_tier, parse_config
 from edge0.training import losses
@@ -124,12 +127,18 @@ def weights_of(student: Student) -> dict[str, mx.array]:
     return dict(tree_flatten(student.model.parameters()))
 
 
-def keep(student: Student, path: Path, tier: Tier, seed: int) -> None:
-    """Save all parameters in bf16 as one file. OSError passes."""
+def keep(student: Student, path: Path, tier: Tier, seed: int, folder: Path) -> None:
+    """Save all parameters in bf16 as one file, which names the tokenizer in `folder`. OSError passes."""
     arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
+    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": _tokenizer(folder)}
     partial = path.with_name(f".{path.name}")
-    mx.save_safetensors(str(partial), arrays, {"format": "mlx", "source": SOURCE, "tier": tier.name, "seed": str(seed)})
+    mx.save_safetensors(str(partial), arrays, {"format": "mlx", **about})
     partial.replace(path)
+
+
+def _tokenizer(folder: Path) -> str:
+    """What tells two tokenizers apart."""
+    return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
 
 
 def write(kept: Path, directory: Path) -> Path:
@@ -154,10 +163,29 @@ def kept_weights(path: Path) -> dict[str, mx.array]:
 
 
 def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
-    """The teacher before it was quantised: fp32 values of the kept bf16 file."""
+    """The teacher of a checkpoint before it was quantised: fp32 values of the kept bf16 file.
+
+    Args:
+        folder: the checkpoint.
+
+    Raises:
+        Edge0Error: what the file is refused for; TRAINING_MISMATCH when it is of another model or another tokenizer.
+    """
+
+    def refuse(detail: str, expected: object, found: object) -> NoReturn:
+        hint = "name what `edge0 train base` wrote for this checkpoint"
+        raise Edge0Error(ErrorKind.TRAINING_MISMATCH, detail, path=kept, expected=expected, found=found, hint=hint)
+
     model = models.build(config, folder, streamed=False)
     student = Student.of(model, config, k)
-    model.update(tree_unflatten(list(kept_weights(kept).items())))
+    weights = kept_weights(kept)
+    ours, held = ({name: value.shape for name, value in part.items()} for part in (weights_of(student), weights))
+    for name in sorted(ours | held):
+        if ours.get(name) != held.get(name):
+            refuse(f"it is of another model: {name}", ours.get(name), held.get(name))
+    if (said := read_header(kept).metadata.get("tokenizer")) != (expected := _tokenizer(folder)):
+        refuse("it speaks through another tokenizer than the checkpoint", expected, said)
+    model.update(tree_unflatten(list(weights.items())))
     mx.eval(model.parameters())
     model.eval()
     return student

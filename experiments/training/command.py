@@ -105,7 +105,7 @@ def _base(options: argparse.Namespace) -> None:
     folder = options.output.with_name(f".{options.output.name}.training")
     with _progress(f"{tier.name}, {options.blas}", schedule.steps) as watch:
         student = teacher.train(tier, folder, options.seed, schedule, watch)
-    teacher.keep(student, options.output, tier, options.seed)
+    teacher.keep(student, options.output, tier, options.seed, folder)
     print(options.output)
 
 

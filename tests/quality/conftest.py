@@ -31,5 +31,5 @@ def untrained(tmp_path_factory):
     mx.random.seed(0)
     student = Student.of(models.build(config, folder, streamed=False), config, teacher.TEACHER_K)
     kept = root / "original.safetensors"
-    teacher.keep(student, kept, tier, 0)
+    teacher.keep(student, kept, tier, 0, folder)
     return teacher.write(kept, root / tier.name), kept

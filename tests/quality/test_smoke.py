@@ -18,7 +18,9 @@ from experiments.quality.standin import write_stand_ins
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-quality/bin/python"
 QUESTIONS, SEED = 2, 5
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no quality environment (make quality)")
+pytestmark = pytest.mark.skipif(
+    not (ROOT / ".venv-quality/.installed").exists(), reason="no quality environment (make quality)"
+)
 # Puts the right answers, but for the first of each benchmark, where an interrupted run would have left them.
 REPLAY = """
 import sys

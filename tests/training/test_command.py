@@ -4,6 +4,7 @@ import json
 import shutil
 from itertools import islice
 
+import mlx.core as mx
 import pandas as pd
 import pytest
 
@@ -97,6 +98,18 @@ def _other(place, tmp_path):
     kept = tmp_path / "other.safetensors"
     assert main(["train", "base", "tiny-35b", str(kept), "--steps", "1"]) == 0
     return kept
+
+
+def test_a_teacher_of_another_model_or_tokenizer_is_refused(place, capsys, tmp_path):
+    assert phase(place, "heads", "--inner", 16, "--out", tmp_path) == 0
+    assert phase(place, "lora", "--out", tmp_path) == 0
+    theirs = tmp_path / "8b.safetensors"
+    assert main(["train", "base", "tiny-8b", str(theirs), "--steps", "1"]) == 0
+    refusal(capsys, phase(place, "on-policy", "--out", tmp_path, "--teacher", theirs), "another model", theirs.name)
+    other = tmp_path / "other.safetensors"
+    arrays, said = mx.load(str(place / "teacher.safetensors"), return_metadata=True)
+    mx.save_safetensors(str(other), arrays, said | {"tokenizer": "0" * 64})
+    refusal(capsys, phase(place, "on-policy", "--out", tmp_path, "--teacher", other), "another tokenizer", "0" * 64)
 
 
 def test_bad_input_is_one_line(place, capsys, tmp_path):
