@@ -24,12 +24,16 @@ from edge0.tiers import GROUP_SIZE, QWEN, ModelConfig, Tier, parse_config
 
 
 def write_checkpoint(
-    tier: Tier, directory: Path, weights: Mapping[str, mx.array], source: str, phrases: tuple[str, ...] = ()
+    tier: Tier,
+    directory: Path,
+    weights: Mapping[str, mx.array],
+    about: Mapping[str, str],
+    phrases: tuple[str, ...] = (),
 ) -> Path:
     """Quantise `weights` (fp32 or bf16, by the model's parameter names) and write them whole, or not at all.
 
     Args:
-        source: what the shard's metadata says of where it comes from.
+        about: what the shard's metadata says of where it comes from.
         phrases: tokens of the tokenizer beside bytes.
 
     Raises:
@@ -45,7 +49,7 @@ def write_checkpoint(
     try:
         unfinished.mkdir(parents=True)
         contents = _Quantiser(named, unfinished)
-        write_shard(unfinished / "model.safetensors", tensors, {"format": "mlx", "source": source}, contents)
+        write_shard(unfinished / "model.safetensors", tensors, {"format": "mlx", **about}, contents)
         config_json = json.dumps(dict(config.raw), indent=1) + "\n"
         (unfinished / "config.json").write_text(config_json, encoding="utf-8")
         write_tokenizer(unfinished, phrases)

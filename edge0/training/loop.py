@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
+import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from edge0.errors import Edge0Error, ErrorKind
@@ -81,16 +82,18 @@ class Run:
         loss: Loss,
         batches: Callable[[int, int], Any],
         watch: Callable[[int, float], None] = lambda step, loss: None,
-        stop: Callable[[Run], bool] = lambda run: False,
+        look: Callable[[Run], dict[str, float]] = lambda run: {},
+        stop: Callable[[list[dict[str, float]]], bool] = lambda rows: False,
     ) -> None:
-        """Train to the schedule's end, or until `stop` says so where the state is saved.
+        """Train to the schedule's end, or until `stop` says so of the rows. A run that stopped stays where it is.
 
         Args:
             batches: (step, micro-batch) to what `loss` takes.
             watch: told each step and its loss.
+            look: figures of the run where its state is saved, kept in the row of that step.
         """
         compute = mx.value_and_grad(loss)
-        while self.step < self.schedule.steps:
+        while self.step < self.schedule.steps and not stop(self.rows):
             grads, figures = None, {}
             for part in range(self.schedule.accumulate):
                 (value, told), new = compute(self.trained, batches(self.step, part))
@@ -106,10 +109,10 @@ class Run:
             self.trained = self._optimizer.apply_gradients(grads, self.trained)
             mx.eval(self.trained, self._optimizer.state, norm)
             row = {name: float(figure) for name, figure in figures.items()}
-            if not math.isfinite(row["loss"]):
+            if not (math.isfinite(row["loss"]) and math.isfinite(float(norm))):
                 raise Edge0Error(
                     ErrorKind.TRAINING_DIVERGED,
-                    f"the loss of step {self.step} is {row['loss']}",
+                    f"the loss of step {self.step} is {row['loss']}, its gradient's norm {float(norm)}",
                     path=self.folder,
                     hint="lower the learning rate; the state before it is kept",
                 )
@@ -117,9 +120,8 @@ class Run:
             self.step += 1
             watch(self.step, row["loss"])
             if self.step % self.schedule.save_every == 0 or self.step == self.schedule.steps:
+                self.rows[-1] |= look(self)
                 self.save()
-                if stop(self):
-                    break
         with (self.folder / LOSSES).open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
 
@@ -161,3 +163,13 @@ def code() -> str:
         for path in sorted((package / place).rglob("*.py")) or [package / place]:
             digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def digest(tensors: Mapping[str, mx.array] | None) -> str | None:
+    """What tells two sets of tensors apart: 64 hexadecimal digits, None for none."""
+    if tensors is None:
+        return None
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name}:{value.shape}\0".encode() + np.array(value.astype(mx.float32)).tobytes())
+    return found.hexdigest()

@@ -24,7 +24,7 @@ from edge0.prerouter.heads import head_logits
 from edge0.tiers import ModelConfig
 from edge0.training import losses
 from edge0.training.corpus import Batch, Corpus, Sample, epochs
-from edge0.training.loop import Run, Schedule
+from edge0.training.loop import Run, Schedule, digest
 from edge0.training.sampling import sampled
 from edge0.training.scoring import teacher_forced
 from edge0.training.student import Student, Tensors, warm_start
@@ -33,6 +33,7 @@ Watch = Callable[[int, float], None]
 PHASE1 = Schedule(steps=300, batch=60, learning_rate=2e-3, save_every=50)
 PHASE2 = Schedule(steps=500, batch=50, learning_rate=5e-4, save_every=50)
 PHASE3 = Schedule(steps=40, batch=32, learning_rate=2e-4, save_every=20)
+RECALL = "held_recall"  # in the rows of steps whose state is saved: mean over predicted layers
 PATIENCE = 2  # looks at held-out recall without a gain, after which phase 1 ends
 TOP = 8  # tokens of the teacher that phase 3 tells apart
 
@@ -62,7 +63,7 @@ class Task:
         identity = {
             "phase": phase,
             "k": self.student.executor.router.k,
-            "base": self.student.directory.name,
+            "base": self.student.fingerprint(),
             "corpus": self.corpus.digest,
             "seed": self.seed,
             "schedule": dataclasses.asdict(self.schedule),
@@ -100,15 +101,16 @@ def train_heads(
     def start() -> dict[str, mx.array]:
         return warm_start(student, owners, inner, task.seed)
 
-    best: list[float] = []
-
-    def stop(run: Run) -> bool:
+    def look(run: Run) -> dict[str, float]:
         _, recall = teacher_forced(student, task.held, run.trained, lora, task.pad)
-        best.append(sum(recall.values()) / len(recall))
-        return len(best) > PATIENCE and max(best[:-PATIENCE]) >= max(best[-PATIENCE:])
+        return {RECALL: sum(recall.values()) / len(recall)}
 
-    run = task.run("heads", start, inner=inner, own_features=own_features)
-    run.advance(loss, task.batches(), task.watch, stop)
+    def stop(rows: list[dict[str, float]]) -> bool:
+        seen = [row[RECALL] for row in rows if RECALL in row]
+        return len(seen) > PATIENCE and max(seen[:-PATIENCE]) >= max(seen[-PATIENCE:])
+
+    run = task.run("heads", start, inner=inner, own_features=own_features, lora=digest(lora))
+    run.advance(loss, task.batches(), task.watch, look, stop)
     return run.trained, run
 
 
@@ -135,7 +137,7 @@ def train_lora(
     route = "native" if heads is None else "joint" if jointly else "predicted"
     student.use_lora()
     student.model.train()  # on a GPU the recurrent kernel has no gradient in eval mode
-    run = task.run("sft", start, route=route)
+    run = task.run("sft", start, route=route, heads=digest(heads), lora=digest(lora))
     run.advance(loss, task.batches(), task.watch)
     student.model.eval()
     return run.trained, run
@@ -166,7 +168,8 @@ def train_on_policy(
 
     student.use_lora()
     student.model.train()
-    run = task.run("on-policy", lambda: dict(lora or fresh_lora(student.config, task.seed)), longest=longest)
+    on = {"heads": digest(heads), "lora": digest(lora), "teacher": teacher.fingerprint()}
+    run = task.run("on-policy", lambda: dict(lora or fresh_lora(student.config, task.seed)), longest=longest, **on)
     run.advance(loss, spoken, task.watch)
     student.model.eval()
     return run.trained, run

@@ -29,6 +29,7 @@ from edge0.prerouter.schedule import predicted_layers
 from edge0.routing import Router, multi_hot
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import ModelConfig, read_config
+from edge0.training.loop import digest
 
 Tensors = Mapping[str, mx.array]
 
@@ -166,6 +167,10 @@ class Student:
         for block in self.blocks.values():
             block.executor = self.executor
         self._lora = None
+
+    def fingerprint(self) -> str:
+        """What tells two models apart: their routers' weights, as 64 hexadecimal digits."""
+        return digest({str(layer): block.gate.weight for layer, block in self.blocks.items()})
 
     def use_lora(self) -> None:
         """Put zero corrections beside the targets; `forward` binds tensors to them."""

@@ -45,6 +45,7 @@ SCHEDULES = {
     "tiny-8b": Schedule(steps=3000, batch=50, learning_rate=2e-3, warmup=50),
 }
 SOURCE = "edge0 train base"
+ORIGINAL = "original_sha256"  # in a checkpoint's metadata: the kept file that it was quantised from
 
 
 def sample_of(problem: Problem, vocabulary: Vocabulary) -> Sample:
@@ -130,15 +131,14 @@ def weights_of(student: Student) -> dict[str, mx.array]:
 def keep(student: Student, path: Path, tier: Tier, seed: int, folder: Path) -> None:
     """Save all parameters in bf16 as one file, which names the tokenizer in `folder`. OSError passes."""
     arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
-    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": _tokenizer(folder)}
+    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": _file(folder / "tokenizer.json")}
     partial = path.with_name(f".{path.name}")
     mx.save_safetensors(str(partial), arrays, {"format": "mlx", **about})
     partial.replace(path)
 
 
-def _tokenizer(folder: Path) -> str:
-    """What tells two tokenizers apart."""
-    return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+def _file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write(kept: Path, directory: Path) -> Path:
@@ -149,7 +149,8 @@ def write(kept: Path, directory: Path) -> Path:
     """
     said = read_header(kept).metadata
     tier, seed = said.get("tier", "not named in the file"), said.get("seed")
-    return write_checkpoint(find_tier(tier), directory, kept_weights(kept), f"{SOURCE} {tier} --seed {seed}", PHRASES)
+    about = {"source": f"{SOURCE} {tier} --seed {seed}", ORIGINAL: _file(kept)}
+    return write_checkpoint(find_tier(tier), directory, kept_weights(kept), about, PHRASES)
 
 
 def kept_weights(path: Path) -> dict[str, mx.array]:
@@ -183,8 +184,11 @@ def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
     for name in sorted(ours | held):
         if ours.get(name) != held.get(name):
             refuse(f"it is of another model: {name}", ours.get(name), held.get(name))
-    if (said := read_header(kept).metadata.get("tokenizer")) != (expected := _tokenizer(folder)):
+    if (said := read_header(kept).metadata.get("tokenizer")) != (expected := _file(folder / "tokenizer.json")):
         refuse("it speaks through another tokenizer than the checkpoint", expected, said)
+    quantised_from = read_header(folder / "model.safetensors").metadata.get(ORIGINAL)
+    if quantised_from != (found := _file(kept)):
+        refuse("the checkpoint was quantised from another file", quantised_from, found)
     model.update(tree_unflatten(list(weights.items())))
     mx.eval(model.parameters())
     model.eval()

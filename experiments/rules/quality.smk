@@ -37,7 +37,7 @@ rule quality_env:
     name:
         "quality-env"
     input:
-        requirements="experiments/quality/requirements.txt",
+        requirements=ancient("experiments/quality/requirements.txt"),
     output:
         touch(".venv-quality/.installed"),
     log:
@@ -47,8 +47,11 @@ rule quality_env:
     params:
         python=sys.executable,
         folder=subpath(output[0], parent=True),
+        versions=Path("experiments/quality/requirements.txt").read_text(),
     shell:
-        "{params.python} -m venv --clear {params.folder:q} > {log:q} 2>&1 &&"
+        # A link's target belongs to somebody else.
+        "if test -L {params.folder:q}; then echo 'edge0: {params.folder} is a link: remove it first' >&2; exit 2; fi &&"
+        " {params.python} -m venv --clear {params.folder:q} > {log:q} 2>&1 &&"
         " {params.folder:q}/bin/python -m pip install --disable-pip-version-check -r {input.requirements:q} >> {log:q} 2>&1 &&"
         " {params.folder:q}/bin/python -m pip install --disable-pip-version-check --no-deps -e . >> {log:q} 2>&1 ||"
         " {{ tail -n 5 {log:q} >&2; exit 1; }}"

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     base = actions.add_parser("base", help="a teacher from scratch, on seeded problems")
     base.add_argument("tier", help="tiny-35b or tiny-8b")
     base.add_argument("output", metavar="FILE", type=Path, help="new file for what was trained, in bf16")
-    base.add_argument("--seed", type=int, default=0)
+    base.add_argument("--seed", type=_natural, default=0)
     base.add_argument("--steps", type=_positive, help="default: what the tier needs")
 
     quantise = actions.add_parser("quantise", help="the int4 checkpoint of a kept teacher")
@@ -64,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         phase.add_argument("--k", type=_positive, required=True, help="experts per token that is trained for")
         phase.add_argument("--out", type=Path, metavar="DIR", help="where the adapter set lies (default: MODEL)")
         phase.add_argument("--folder", type=Path, metavar="DIR", help="of the run (default: OUT/training/kK-ACTION)")
-        phase.add_argument("--seed", type=int, default=0)
+        phase.add_argument("--seed", type=_natural, default=0)
         phase.add_argument("--steps", type=_positive)
         phase.add_argument("--batch", type=_positive, help="sequences of a micro-batch")
         phase.add_argument("--accumulate", type=_positive, help="micro-batches of a step")
-        phase.add_argument("--learning-rate", type=float)
+        phase.add_argument("--learning-rate", type=_rate)
         phase.add_argument("--longest", type=_positive, default=512, help="tokens of a sequence (default 512)")
         phase.add_argument("--skip-broken", action="store_true", help="leave broken lines of the corpora out")
         if name == "heads":
@@ -204,10 +204,23 @@ def _progress(what: str, steps: int) -> Iterator[Callable[[int, float], None]]:
         yield lambda done, loss: progress.update(bar, completed=done, loss=f"{loss:.4f}")
 
 
+def _rate(text: str) -> float:
+    if not 0 < (value := float(text)) < 10:
+        raise ValueError
+    return value
+
+
+def _natural(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise ValueError
+    return value
+
+
 def _positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise ValueError
     return value
 
 
-_positive.__name__ = "count from 1 on"
+# What argparse says was expected.
+_positive.__name__, _natural.__name__, _rate.__name__ = "number from 1 on", "number from 0 on", "rate above 0"

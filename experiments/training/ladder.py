@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
 import shutil
 import sys
 import time
@@ -26,7 +28,9 @@ BLAS = blas.load()  # before anything imports MLX
 
 import pandas as pd  # noqa: E402
 
+from edge0.checkpoint.synth import released_config  # noqa: E402
 from edge0.engine import Engine  # noqa: E402
+from edge0.errors import Edge0Error, ErrorKind  # noqa: E402
 from edge0.options import EngineOptions  # noqa: E402
 from edge0.prerouter.predictor import TEACHER  # noqa: E402
 from edge0.serving.vocabulary import Vocabulary  # noqa: E402
@@ -42,6 +46,7 @@ from experiments.publish import publish, run_command  # noqa: E402
 from experiments.training.records import described, record  # noqa: E402
 
 LONGEST = 64  # tokens of an answer
+STOPPING = 20  # held-out problems of each task that phase 1 stops by
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,16 @@ class Ladder:
         self.vocabulary = Vocabulary(model)
         self.end = self.vocabulary.tokenizer.eos_token_id
         config = read_config(model)
+        if dict(config.raw) != released_config(self.tier):
+            detail, hint = "option tier", "name the tier that the checkpoint is of"
+            raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=model, expected=options.tier, hint=hint)
         self.original = {k: teacher.original(config, original, k, model) for k in {options.k, teacher.TEACHER_K}}
         self.problems = held_problems(options.held)
         self.samples = tuple(teacher.sample_of(problem, self.vocabulary) for problem in self.problems)
+        asked = {problem.prompt for problem in self.problems}
+        others = (problem for task in TASKS for problem in distinct(task, 1, True, STOPPING))
+        # Phase 1 ends by these, which no rung is scored on.
+        self.stopping = tuple(teacher.sample_of(p, self.vocabulary) for p in others if p.prompt not in asked)
         self.rows: list[dict[str, Any]] = []
         self.recalls: list[dict[str, Any]] = []
         self.seconds: dict[str, float] = {}
@@ -203,7 +215,7 @@ class Ladder:
 
     def task(self, name: str, student: Student, schedule: phases.Schedule, steps: int) -> phases.Task:
         schedule = dataclasses.replace(schedule, steps=steps)
-        return phases.Task(student, self.corpus, self.samples, self.work / "runs" / name, self.options.seed, schedule)
+        return phases.Task(student, self.corpus, self.stopping, self.work / "runs" / name, self.options.seed, schedule)
 
     def trained(self, task: phases.Task, work: Any) -> dict[str, Any]:
         tensors, run = self.timed(f"train {task.folder.name}", work)
@@ -218,7 +230,8 @@ class Ladder:
 
     def _corpus(self) -> Corpus:
         """The teacher's own answers to prompts that are not held out; those that it never ended are left out."""
-        path = self.work / "corpus.jsonl"
+        about = json.dumps([self.options.seed, self.options.prompts, self.original[teacher.TEACHER_K].fingerprint()])
+        path = self.work / f"corpus-{hashlib.sha256(about.encode()).hexdigest()[:12]}.jsonl"
         if not path.is_file():
             asked = [p for task in TASKS for p in distinct(task, 1 + self.options.seed, False, self.options.prompts)]
             samples = [teacher.sample_of(problem, self.vocabulary) for problem in asked]

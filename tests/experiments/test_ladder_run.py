@@ -44,7 +44,8 @@ def test_the_engine_says_what_training_scored(climbed):
 
 def test_the_corpus_is_the_teachers_own_and_holds_nothing_that_is_held_out(climbed):
     place, _, about = climbed
-    lines = [json.loads(line) for line in (place / "work" / "corpus.jsonl").read_text().splitlines()]
+    (path,) = (place / "work").glob("corpus-*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == about["corpus"]["samples"] > len(TASKS)
     assert not any(held_out(line["messages"][0]["content"]) for line in lines)
     problems = ladder.held_problems(5)

@@ -110,6 +110,8 @@ def test_a_teacher_of_another_model_or_tokenizer_is_refused(place, capsys, tmp_p
     arrays, said = mx.load(str(place / "teacher.safetensors"), return_metadata=True)
     mx.save_safetensors(str(other), arrays, said | {"tokenizer": "0" * 64})
     refusal(capsys, phase(place, "on-policy", "--out", tmp_path, "--teacher", other), "another tokenizer", "0" * 64)
+    mx.save_safetensors(str(other), arrays, said | {"seed": "9"})
+    refusal(capsys, phase(place, "on-policy", "--out", tmp_path, "--teacher", other), "quantised from another file")
 
 
 def test_bad_input_is_one_line(place, capsys, tmp_path):

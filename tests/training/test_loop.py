@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_state_before_it(tmp
         return value * mx.array(float("nan")), told
 
     run = begin(tmp_path)
-    run.advance(loss, batches, stop=lambda run: run.step == 4)
+    run.advance(loss, batches, stop=lambda rows: len(rows) == 4)
     kept = (tmp_path / "state.safetensors").read_bytes()
     refused(ErrorKind.TRAINING_DIVERGED, lambda: begin(tmp_path).advance(broken, batches), "step 4", tmp_path)
     assert (tmp_path / "state.safetensors").read_bytes() == kept

@@ -156,3 +156,31 @@ def test_answers_of_many_prompt_lengths_come_in_their_order(task):
 def test_a_released_adapter_is_not_replaced(untrained, tier, checkpoint, refused):
     save = functools.partial(save_adapter, checkpoint, "prerouter", K, untrained, tier.owners, "a test")
     refused(ErrorKind.OUTPUT_UNWRITABLE, save, "was not trained here", "--out")
+
+
+def test_a_run_that_stopped_early_stays_there_and_one_that_was_killed_stops_there_too(task, monkeypatch):
+    recalls = iter([0.3, 0.5, 0.5, 0.4, 0.6])
+    monkeypatch.setattr(phases, "teacher_forced", lambda *_: ([], {1: next(recalls)}))
+    task = dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=20))
+    heads, run = phases.train_heads(task, 16)
+    assert run.step == 8  # saved every two steps: nothing better than 0.5 in the last two looks
+    again, same = phases.train_heads(task, 16)
+    assert same.step == 8 and all(np.array(again[name]).tobytes() == np.array(heads[name]).tobytes() for name in heads)
+
+
+def test_a_phase_goes_on_only_from_what_it_began_with(task, untrained, tier, copy_of, refused):
+    phases.train_lora(task, untrained)
+    others = {name: value + 0.1 for name, value in untrained.items()}
+    refused(ErrorKind.TRAINING_MISMATCH, lambda: phases.train_lora(task, others), "another heads", task.folder)
+    router = task.student.blocks[tier.owners[0]].gate
+    router.weight = router.weight * 1.01  # another base of the same name
+    refused(ErrorKind.TRAINING_MISMATCH, lambda: phases.train_lora(task, untrained), "another base", task.folder)
+
+
+def test_the_teacher_is_part_of_what_phase_3_began_with(task, untrained, checkpoint, refused):
+    teacher = Student(checkpoint, 8)
+    phases.train_on_policy(task, teacher, untrained, None, 4)
+    gate = next(iter(teacher.blocks.values())).gate
+    gate.weight = gate.weight * 1.01
+    again = functools.partial(phases.train_on_policy, task, teacher, untrained, None, 4)
+    refused(ErrorKind.TRAINING_MISMATCH, again, "another teacher")

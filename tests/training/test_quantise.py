@@ -20,7 +20,7 @@ def made(request, tmp_path_factory):
     mx.random.seed(0)
     model = models.build(config_of(tier, folder), folder, streamed=False)
     weights = {name: value.astype(mx.float32) for name, value in tree_flatten(model.parameters())}
-    write_checkpoint(tier, folder, weights, "a test", phrases=("a phrase",))
+    write_checkpoint(tier, folder, weights, {"source": "a test"}, phrases=("a phrase",))
     return folder, weights
 
 
@@ -54,7 +54,7 @@ def test_its_tokenizer_has_the_phrases_and_its_files_verify(made):
 def test_nothing_is_overwritten_and_an_absent_weight_is_named(made, tmp_path, refused):
     folder, weights = made
     tier = find_tier("unit-35b" if "language_model" in next(iter(weights)) else "unit-8b")
-    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: write_checkpoint(tier, folder, weights, ""), folder)
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: write_checkpoint(tier, folder, weights, {}), folder)
     less = {name: value for name, value in weights.items() if not name.endswith("norm.weight")}
-    refused(ErrorKind.TENSOR_MISSING, lambda: write_checkpoint(tier, tmp_path / "m", less, ""), "norm.weight")
+    refused(ErrorKind.TENSOR_MISSING, lambda: write_checkpoint(tier, tmp_path / "m", less, {}), "norm.weight")
     assert list(tmp_path.iterdir()) == []
