@@ -142,15 +142,4 @@ def _dress(axes, title: str, handles: list) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.015, 1.0),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        handlelength=1.5,
-        handletextpad=0.5,
-        columnspacing=1.2,
-        borderaxespad=0.2,
-    )
+    style.legend_above(axes, handles)

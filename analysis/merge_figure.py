@@ -139,12 +139,4 @@ def _steps(axes, studies: Sequence[Study], claims: Claims) -> None:
 def _legend(axes, handles: list) -> None:
     """Between title and panel."""
     axes.set_title(axes.get_title(loc="left"), loc="left", weight="bold", pad=22)
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.015, 1.0),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        borderaxespad=0.2,
-    )
+    style.legend_above(axes, handles)

@@ -106,3 +106,19 @@ def rounds_bar(axes, place: float, values: Sequence[float], color: str, hatch: s
     axes.plot([min(values), max(values)], [place, place], color="black", linewidth=1.1)
     axes.plot(values, [place] * len(values), "o", color="white", markeredgecolor="black", markersize=3.6)
     axes.annotate(f"{median:.3g}", (max(*values, median), place), xytext=(6, 0), **note)
+
+
+def legend_above(axes, handles: list) -> None:
+    """One line of legend between a panel and its title."""
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.015, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
+        handlelength=1.5,
+        handletextpad=0.5,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+    )

@@ -244,6 +244,11 @@ class Tier:
     shards: int
     ks: tuple[int, ...] = (2, 4, 8)
 
+    def first_owner(self, layers: int) -> int:
+        """The first layer with a head in a model of so many layers: gate layers are in proportion to the tier's."""
+        proportional = round(self.owners[0] * layers / self.text["num_hidden_layers"])
+        return max(self.text.get("first_k_dense_replace", 0), proportional)
+
     def with_layers(self, layers: int) -> Tier:
         """The same widths in fewer layers.
 
@@ -261,12 +266,11 @@ class Tier:
                 expected=f"{LEAST_LAYERS} to {present}",
                 found=layers,
             )
-        first = max(self.text.get("first_k_dense_replace", 0), round(self.owners[0] * layers / present))
         return replace(
             self,
             name=f"{self.name}-{layers}-layers",
             text={**self.text, "num_hidden_layers": layers},
-            owners=tuple(range(first, layers - 1)),
+            owners=tuple(range(self.first_owner(layers), layers - 1)),
         )
 
 

@@ -177,13 +177,9 @@ def train_on_policy(
 
 def fresh_lora(config: ModelConfig, seed: int) -> dict[str, mx.array]:
     """A correction that is zero: A is random, B is not there yet."""
-    tensors, keys = (
-        list(lora_tensors(config)),
-        iter(mx.random.split(mx.random.key(seed), len(list(lora_tensors(config))))),
-    )
-    made = {}
-    for tensor in tensors:
-        key, width = next(keys), tensor.shape[-1]
+    tensors, made = list(lora_tensors(config)), {}
+    for tensor, key in zip(tensors, mx.random.split(mx.random.key(seed), len(tensors)), strict=True):
+        width = tensor.shape[-1]
         down = tensor.name.endswith("lora_A")
         made[tensor.name] = mx.random.normal(tensor.shape, key=key) / width**0.5 if down else mx.zeros(tensor.shape)
     mx.eval(made)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from edge0.training.corpus import Batch, Sample
+from edge0.serving.vocabulary import Vocabulary
+from edge0.training.corpus import Batch, Sample, answered
 from edge0.training.student import Student, Tensors
 
 
@@ -38,6 +39,19 @@ def answers(
         for place, row in zip(places, rows, strict=True):
             found[place] = row
     return found
+
+
+def own_lines(
+    student: Student, vocabulary: Vocabulary, asked: Sequence[Sample], longest: int
+) -> list[dict[str, object]]:
+    """Lines of a corpus: the student's own likeliest answer to each prompt, but for those with no end in `longest`."""
+    end = vocabulary.tokenizer.eos_token_id
+    said = answers(student, [sample.tokens[: sample.prompt_length] for sample in asked], None, None, longest, end)
+    return [
+        answered(sample.messages, vocabulary.tokenizer.decode(row[:-1]))
+        for sample, row in zip(asked, said, strict=True)
+        if row[-1] == end
+    ]
 
 
 def _together(

@@ -1,11 +1,11 @@
 """`edge0 train`: make a tiny teacher, let a model write a corpus, train heads and recovery LoRA for a checkpoint.
 
     edge0 train base tiny-35b teacher.safetensors             a teacher from scratch, kept in bf16
-    edge0 train quantise teacher.safetensors models/tiny-35b  its int4 checkpoint
-    edge0 train generate models/tiny-35b asked.jsonl corpus.jsonl
-    edge0 train heads models/tiny-35b corpus.jsonl --held held.jsonl --k 4      phase 1
-    edge0 train lora models/tiny-35b corpus.jsonl --held held.jsonl --k 4       phase 2
-    edge0 train on-policy models/tiny-35b corpus.jsonl --held held.jsonl --k 4 --teacher teacher.safetensors
+    edge0 train quantise teacher.safetensors models/mine      its int4 checkpoint
+    edge0 train generate models/mine asked.jsonl corpus.jsonl
+    edge0 train heads models/mine corpus.jsonl --held held.jsonl --k 4      phase 1
+    edge0 train lora models/mine corpus.jsonl --held held.jsonl --k 4       phase 2
+    edge0 train on-policy models/mine corpus.jsonl --held held.jsonl --k 4 --teacher teacher.safetensors
 
 A run that was interrupted goes on by the same command, to the same bits. Each phase saves its adapter where the engine
 looks for it, and leaves losses (Parquet) and a card beside its state. `snakemake ladder` does all of it and scores it.
@@ -117,21 +117,18 @@ def _quantise(options: argparse.Namespace) -> None:
 
 def _generate(options: argparse.Namespace) -> None:
     from edge0.serving.vocabulary import Vocabulary
-    from edge0.training.corpus import answered, read_corpus, write_corpus
-    from edge0.training.sampling import answers
+    from edge0.training.corpus import read_corpus, write_corpus
+    from edge0.training.sampling import own_lines
     from edge0.training.student import Student
     from experiments.publish import writing
 
     vocabulary, student = Vocabulary(options.model), Student(options.model, options.k)
     corpus = read_corpus(options.corpus, vocabulary, student.config.positions, options.skip_broken)
     asked = [sample for sample in corpus.samples if sample.messages]
-    end = vocabulary.tokenizer.eos_token_id
-    said = answers(student, [s.tokens[: s.prompt_length] for s in asked], None, None, options.longest, end)
-    ended = [(sample, row[:-1]) for sample, row in zip(asked, said, strict=True) if row[-1] == end]
-    decode = vocabulary.tokenizer.decode
+    lines = own_lines(student, vocabulary, asked, options.longest)
     with writing(options.output):
-        write_corpus(options.output, (answered(sample.messages, decode(row)) for sample, row in ended))
-    print(f"{options.output}: {len(ended)} answers; {len(said) - len(ended)} had no end in {options.longest} tokens")
+        write_corpus(options.output, lines)
+    print(f"{options.output}: {len(lines)} answers; {len(asked) - len(lines)} had no end in {options.longest} tokens")
 
 
 def _phase(options: argparse.Namespace) -> None:
@@ -181,9 +178,7 @@ def _phase(options: argparse.Namespace) -> None:
 def _owners(config: ModelConfig, first: int | None) -> tuple[int, ...]:
     """The layers that get a head: from `first` on, each but the last one."""
     if first is None:
-        released = find_tier(f"shape-{config.family.tag}")
-        first = round(released.owners[0] * config.layers / released.text["num_hidden_layers"])
-        first = max(first, config.dense_layers)
+        first = find_tier(f"shape-{config.family.tag}").first_owner(config.layers)
     if not config.dense_layers <= first < config.layers - 1:
         expected = f"{config.dense_layers} to {config.layers - 2}"
         raise Edge0Error(ErrorKind.OPTION_INVALID, "option --first", expected=expected, found=first)

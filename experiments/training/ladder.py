@@ -37,8 +37,8 @@ from edge0.serving.vocabulary import Vocabulary  # noqa: E402
 from edge0.tiers import find_tier, read_config  # noqa: E402
 from edge0.training import phases, teacher  # noqa: E402
 from edge0.training.adapters import save_adapter  # noqa: E402
-from edge0.training.corpus import Corpus, answered, read_corpus, write_corpus  # noqa: E402
-from edge0.training.sampling import answers  # noqa: E402
+from edge0.training.corpus import Corpus, read_corpus, write_corpus  # noqa: E402
+from edge0.training.sampling import own_lines  # noqa: E402
 from edge0.training.scoring import Score, answer_limit, score  # noqa: E402
 from edge0.training.student import Student, Tensors, warm_start  # noqa: E402
 from edge0.training.tasks import TASKS, Problem, problems  # noqa: E402
@@ -235,11 +235,7 @@ class Ladder:
         if not path.is_file():
             asked = [p for task in TASKS for p in distinct(task, 1 + self.options.seed, False, self.options.prompts)]
             samples = [teacher.sample_of(problem, self.vocabulary) for problem in asked]
-            prompts = [sample.tokens[: sample.prompt_length] for sample in samples]
-            said = answers(self.original[teacher.TEACHER_K], prompts, None, None, LONGEST, self.end)
-            decode = self.vocabulary.tokenizer.decode
-            ended = [(s.messages, row[:-1]) for s, row in zip(samples, said, strict=True) if row[-1] == self.end]
-            write_corpus(path, (answered(asked, decode(row)) for asked, row in ended))
+            write_corpus(path, own_lines(self.original[teacher.TEACHER_K], self.vocabulary, samples, LONGEST))
         corpus = read_corpus(path, self.vocabulary, self.original[self.options.k].config.positions)
         corpus.check_apart(Corpus(Path("the held-out problems"), self.samples, "", 0))
         return corpus
