@@ -108,6 +108,7 @@ class Ladder:
         self.rows: list[dict[str, Any]] = []
         self.recalls: list[dict[str, Any]] = []
         self.seconds: dict[str, float] = {}
+        self.steps: dict[str, int] = {}
         self.corpus = self.timed("corpus", self._corpus)
 
     def climb(self) -> None:
@@ -219,6 +220,7 @@ class Ladder:
 
     def trained(self, task: phases.Task, work: Any) -> dict[str, Any]:
         tensors, run = self.timed(f"train {task.folder.name}", work)
+        self.steps[task.folder.name] = run.step
         record(task, run, BLAS, {"ladder": dataclasses.asdict(self.options), "run": task.folder.name})
         return tensors
 
@@ -269,6 +271,7 @@ def _run(options: Options, model: Path, original: Path, root: Path, work: Path) 
         "options": dataclasses.asdict(options),
         "recall": ladder.recalls,
         "seconds": ladder.seconds,
+        "steps": ladder.steps,
         "batches": {"phase1": phases.PHASE1.batch, "phase2": phases.PHASE2.batch, "phase3": phases.PHASE3.batch},
         "corpus": described(ladder.corpus),
         "blas": BLAS,
