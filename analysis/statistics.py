@@ -1,6 +1,6 @@
-"""The statistics of the project: medians with their spread, and paired ratios with an interval.
+"""The statistics of the project: medians with their spread, paired ratios, means and shares with an interval.
 
-Knows nothing of arms, files or units: it takes plain sequences of numbers. Two arms are compared only through the
+Knows nothing of arms or files: it takes plain sequences of numbers. Two arms are compared only through the
 rounds that they share, because a round is the unit in which this machine was in one state; pooling rounds, or runs of
 different sessions, would count the machine's mood as an effect of the arm.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
+
+from analysis.units import interval
 
 CONFIDENCE = 0.95
 POWER = 0.80
@@ -49,8 +51,8 @@ class Ratio:
         """Without its n, for tables that have a column of it; an end that rounds to 1.00 has a third decimal."""
         if self.n == 0:
             return "no shared round"
-        interval = "no interval" if math.isnan(self.ci_low) else f"{_end(self.ci_low)}-{_end(self.ci_high)}"
-        return f"{self.ratio:.2f}x ({interval})"
+        ends = "no interval" if math.isnan(self.ci_low) else f"{_end(self.ci_low)}-{_end(self.ci_high)}"
+        return f"{self.ratio:.2f}x ({ends})"
 
     def at(self, confidence: float) -> Ratio:
         """The same ratio with its interval at another confidence; itself where it has none.
@@ -90,6 +92,22 @@ class Difference:
     n: int
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A value, such as a score or a difference of scores, with the ends of its interval (NaN: none)."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, form: str = ".1f") -> str:
+        """`86.7 (70.3-94.7)`; in the form `+.1f` as a difference. What rounds to 0 has no minus."""
+        if math.isnan(self.value):
+            return "unknown"
+        value, low, high = (0.0 if float(format(end, form)) == 0 else end for end in (self.value, self.low, self.high))
+        return f"{value:{form}} ({'no interval' if math.isnan(low) else interval(low, high, form)})"
+
+
 NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0)
 
 
@@ -118,11 +136,8 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     if not all(np.all(np.isfinite(side)) and np.all(side > 0) for side in (left, right)):
         raise ValueError("paired ratio: every value must be a positive finite number")
     logs = np.log(left) - np.log(right)
-    n, mean = int(logs.size), float(logs.mean())
-    if n < LEAST_FOR_INTERVAL:
-        return Ratio(math.exp(mean), math.nan, math.nan, n)
-    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(logs.std(ddof=1)) / math.sqrt(n)
-    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), n)
+    found = student(logs)
+    return Ratio(math.exp(found.value), math.exp(found.low), math.exp(found.high), int(logs.size))
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
@@ -138,12 +153,62 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     n = int(left.size)
     if n == 0:
         return Difference(math.nan, math.nan, math.nan, 0)
-    steps = left - right
-    mean = float(steps.mean())
+    found = student(left - right)
+    return Difference(found.value, found.low, found.high, n)
+
+
+def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """The mean of values that vary on their own, with Student's interval; without ends for fewer than three."""
+    series = np.asarray(values, dtype=float)
+    mean, half_width = float(series.mean()), _half_width(series, confidence)
+    return Estimate(mean, mean - half_width, mean + half_width)
+
+
+def student_of_log(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """The same of values of which none is below 0, with an interval that does not reach below 0 either.
+
+    It is Student's on the logarithm of the mean, whose error is that of the mean over the mean (delta method).
+    """
+    series = np.asarray(values, dtype=float)
+    mean, half_width = float(series.mean()), _half_width(series, confidence)
+    factor = math.exp(half_width / mean) if mean > 0 else half_width + 1  # all are 0, or there is no interval
+    return Estimate(mean, mean / factor, mean * factor)
+
+
+def _half_width(values: np.ndarray, confidence: float) -> float:
+    n = int(values.size)
     if n < LEAST_FOR_INTERVAL:
-        return Difference(mean, math.nan, math.nan, n)
-    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(steps.std(ddof=1)) / math.sqrt(n)
-    return Difference(mean, mean - half_width, mean + half_width, n)
+        return math.nan
+    return t_quantile(n, (1 + confidence) / 2) * float(values.std(ddof=1)) / math.sqrt(n)
+
+
+def wilson(share: float, n: int) -> Estimate:
+    """A share of n in points of 100, with Wilson's interval; the share need not be a whole number of them."""
+    z2 = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) ** 2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * share * (1 - share) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    return Estimate(100 * share, 100 * max(0.0, middle - half), 100 * min(1.0, middle + half))
+
+
+def unpaired(left: Estimate, right: Estimate) -> Estimate:
+    """left - right of independent estimates, or of which no more is known: Newcombe's interval from theirs."""
+    value = left.value - right.value
+    below = math.hypot(left.value - left.low, right.high - right.value)
+    above = math.hypot(left.high - left.value, right.value - right.low)
+    return Estimate(value, value - below, value + above)
+
+
+def mean_of(parts: Sequence[Estimate]) -> Estimate:
+    """Mean of independent estimates, its interval from theirs in the way of `unpaired`."""
+    value = sum(part.value for part in parts) / len(parts)
+    below = math.hypot(*(part.value - part.low for part in parts)) / len(parts)
+    above = math.hypot(*(part.high - part.value for part in parts)) / len(parts)
+    return Estimate(value, value - below, value + above)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided p of as many questions gained as lost; 1 where none changed."""
+    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def cv(values: Sequence[float]) -> float:
@@ -251,10 +316,7 @@ def batch_mean(values: Sequence[float]) -> Difference:
     if series.size == 0:
         raise ValueError("mean of batches: no value")
     n, mean = max(1, min(BATCHES, series.size // LEAST_BATCH)), float(series.mean())
-    if n < LEAST_FOR_INTERVAL:
-        return Difference(mean, math.nan, math.nan, n)
-    means = np.array([batch.mean() for batch in np.array_split(series, n)])
-    half_width = t_quantile(n, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1)) / math.sqrt(n)
+    half_width = _half_width(np.array([batch.mean() for batch in np.array_split(series, n)]), CONFIDENCE)
     return Difference(mean, mean - half_width, mean + half_width, n)
 
 

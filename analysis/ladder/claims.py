@@ -6,27 +6,29 @@ the released models and only stand beside ours. Each rule stands here, whatever 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analysis.ladder.pairs import Measured, nats, points, share
+from analysis.ladder import training
+from analysis.ladder.orders import COLLAPSE, ORDER, decided, more_repetitive
+from analysis.ladder.pairs import Measured, nats, points, recalled, share
 from analysis.ladder.rows import DISTIL_ALONE, FINAL, INT4, JOINT, PHASE1, PHASE2, SFT_FIRST, UNTRAINED, Ladder, Side
 from analysis.paper.claims import Claim, Claims
 from analysis.paper.findings import Finding, Status, absolute
-from analysis.quality.scores import Estimate, unpaired
 from analysis.statistics import CONFIDENCE
 
 EXPERIMENT = "ladder"
 LEAST_LOSS, LEAST_SHARE, MOST_BEHIND = 10.0, 0.5, 1.0  # points, share of the loss, points
 ORDER_ARMS = (SFT_FIRST, JOINT)
 ORDER_CONFIDENCE = 1 - (1 - CONFIDENCE) / 4  # two arms, two measures
-COLLAPSE = 5.0  # points of repetitive answers more, below which nobody would speak of a collapse
+LEAST_COLLAPSE = 5.0  # points of repetitive answers more, below which nobody would speak of a collapse
 RULES = (
-    f"`train.order` is judged by exact match against each of {' and '.join(ORDER_ARMS)}, and where that decides "
+    f"`{ORDER}` is judged by exact match against each of {' and '.join(ORDER_ARMS)}, and where that decides "
     f"nothing by cross-entropy, at {ORDER_CONFIDENCE:.2%} each for four looks. A LoRA of this size may adapt to any "
     "fixed routes, so that exact match need not see what became of the heads: their recall stands in the reason.",
-    f"`tab2.distill_only_collapses` is judged by the share of repetitive answers, {DISTIL_ALONE} less final, taken as "
-    f"unpaired. An interval wholly below {COLLAPSE:.0f} points is no collapse; one above 0 is.",
+    f"`{COLLAPSE}` is judged by the share of repetitive answers, {DISTIL_ALONE} less final, taken as "
+    f"unpaired. An interval wholly below {LEAST_COLLAPSE:.0f} points is no collapse; one above 0 is.",
 )
 
 
@@ -84,9 +86,9 @@ def findings(ladder: Ladder, claims: Claims) -> list[Finding]:
     found = []
     for claim in (claim for claim in claims.by_id.values() if claim.experiment == EXPERIMENT):
         where = {"k": str(ladder.k)}
-        if claim.id == "train.order":
+        if claim.id == ORDER:
             found += [_order(claim, ladder, other, where) for other in ORDER_ARMS]
-        elif claim.id == "tab2.distill_only_collapses":
+        elif claim.id == COLLAPSE:
             found.append(_collapse(claim, ladder, where))
         elif claim.id in ROWS:
             place = f"{ladder.tier} on {ladder.machine}"
@@ -97,16 +99,25 @@ def findings(ladder: Ladder, claims: Claims) -> list[Finding]:
     return found
 
 
-def _corpus_rows(ladder: Ladder) -> str:
-    counts = sorted({int(about["corpus"]["samples"]) for about in ladder.about})
-    return f"{'-'.join(f'{count:,}' for count in dict.fromkeys((counts[0], counts[-1])))} rows of the teacher's answers"
+def _rows(ladder: Ladder, phase: str, of: str) -> str:
+    """How many rows a phase was trained on, the least and the most of the seeds."""
+    counts = [training.rows_trained(about, phase) for about in ladder.about]
+    if any(map(math.isnan, counts)):
+        return f"unknown: steps run of {phase} are not recorded"
+    ends = dict.fromkeys((min(counts), max(counts)))
+    return f"{'-'.join(f'{count:,}' for count in ends)} rows trained on, of {of}"
+
+
+def _sft_rows(ladder: Ladder) -> str:
+    different = max(int(about["corpus"]["samples"]) for about in ladder.about)
+    return _rows(ladder, training.PHASE2, f"{different:,} answers of the teacher")
 
 
 def _on_policy_rows(ladder: Ladder) -> str:
-    return f"{ladder.about[0]['options'].get('phase3', 'an unknown number of')} batches of the student's own answers"
+    return _rows(ladder, training.PHASE3, "the student's own answers")
 
 
-ROWS = {"train.phase2_rows": _corpus_rows, "train.phase3_rows": _on_policy_rows}
+ROWS = {"train.phase2_rows": _sft_rows, "train.phase3_rows": _on_policy_rows}
 
 
 def _order(claim: Claim, ladder: Ladder, other: str, where: Mapping[str, str]) -> Finding:
@@ -117,16 +128,12 @@ def _order(claim: Claim, ladder: Ladder, other: str, where: Mapping[str, str]) -
         return _not_run(claim, other, where)
     weights = {first: 1.0, later: -1.0}
     exact, entropy = (measure(ladder, weights, ORDER_CONFIDENCE) for measure in (points, nats))
-    for better, name in (((exact.low, exact.high), "exact match"), ((-entropy.high, -entropy.low), "cross-entropy")):
-        if better[0] > 0 or better[1] < 0:
-            status, words = (Status.HOLDS, "better") if better[0] > 0 else (Status.FAILS, "worse")
-            said = f"heads first is {words}, by {name}"
-            break
-    else:
-        status, said = Status.NOT_TESTABLE, "undecided: both intervals span 0"
+    sign, said = decided("heads first", exact, entropy)
+    status = {1: Status.HOLDS, -1: Status.FAILS, 0: Status.NOT_TESTABLE}[sign]
     ours = f"{exact.text('+.1f')} points, {entropy.text('+.4f')} nats"
     sides = ((PHASE2, first), (other, later), (UNTRAINED, Side(UNTRAINED, ladder.k)))
-    recall = ", ".join(f"{name} {ladder.recall_of(side).mean():.2f}" for name, side in sides)
+    shares = {name: recalled(ladder, side, exact.seeds).value / 100 for name, side in sides}
+    recall = ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
     parts = (said, f"{exact.of}, of nats over {entropy.over}", f"recall: {recall}", ladder.stands_for)
     return Finding(claim, status, ours, "; ".join(filter(None, parts)), **where)
 
@@ -138,10 +145,10 @@ def _collapse(claim: Claim, ladder: Ladder, where: Mapping[str, str]) -> Finding
     if not ladder.has(alone, final):
         return _not_run(claim, DISTIL_ALONE, where)
     seeds = ladder.seeds_of(alone, final)
-    shares = [share(ladder.values("repetitive", {side: 1.0}, seeds)) for side in (alone, final)]
-    more = unpaired(*(Estimate(part.value, part.low, part.high) for part in shares))
-    told = f"{more.text('+')} points more repetitive answers"
-    if more.high < COLLAPSE:
+    shares = [share(ladder.values("repetitive", {side: 1.0}, seeds), seeds) for side in (alone, final)]
+    more = more_repetitive(ladder, alone, final)
+    told = f"{more.text('+.1f')} points more repetitive answers"
+    if more.high < LEAST_COLLAPSE:
         status, words = (Status.DIFFERS, "few") if more.low > 0 else (Status.FAILS, "no collapse")
     elif more.low > 0:
         status, words = Status.HOLDS, "more"

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis import style
 from analysis.figures import CLEAR
-from analysis.ladder.pairs import Measured, mean, share
+from analysis.ladder.pairs import Measured, loss, seeds_text, share
 from analysis.ladder.rows import DEPLOYED, INT4, RUNGS, Ladder, Side
 from analysis.statistics import LEAST_FOR_INTERVAL
 
@@ -43,8 +43,8 @@ def draw(ladder: Ladder) -> Figure:
     axes = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1.1, 0.9))
     bottom = (0.62 + style.LINE_INCHES * len(caption)) / height
     figure.subplots_adjust(left=0.2, right=0.985, top=1 - 0.68 / height, bottom=bottom, wspace=0.07)
-    exact = [share(ladder.values("exact", {side: 1.0})) for side in ladder.sides]
-    entropy = [mean(ladder.values("cross_entropy", {side: 1.0})) for side in ladder.sides]
+    exact = [share(ladder.values("exact", {side: 1.0}), ladder.seeds_of(side)) for side in ladder.sides]
+    entropy = [loss(ladder.values("cross_entropy", {side: 1.0}), ladder.seeds_of(side)) for side in ladder.sides]
     _values(axes[0], ladder, places, exact, "exact", 100)
     _values(axes[1], ladder, places, entropy, "cross_entropy", 1)
     _recalls(axes[2], ladder, places)
@@ -72,13 +72,16 @@ def draw(ladder: Ladder) -> Figure:
 
 
 def _caption(ladder: Ladder) -> list[str]:
+    controlled = sorted({seed for side in ladder.sides if side.rung not in RUNGS for seed in ladder.seeds_of(side)})
     return [
         ladder.machine,
         f"{ladder.tier}, K={ladder.k}",
         f"n = {len(next(iter(ladder.cells.values()))):,} held-out problems",
-        f"{len(ladder.seeds)} seed{'s' * (len(ladder.seeds) > 1)} ({', '.join(map(str, ladder.seeds))})",
+        f"rungs: {seeds_text(ladder.seeds)}",
+        f"controls: {seeds_text(controlled)}" if controlled else "",
         "condition: none",
         f"95% intervals over problems{' or seeds, the wider' if len(ladder.seeds) >= LEAST_FOR_INTERVAL else ''}",
+        "recall: mean, least and best layer",
         f"session {ladder.session}",
     ]
 
@@ -108,7 +111,7 @@ def _recalls(axes, ladder: Ladder, places: Sequence[float]) -> None:
     """Mean over predicted layers and seeds, a thin line from the least layer to the best."""
     for side, place in zip(ladder.sides, places, strict=True):
         values = ladder.recall_of(side)
-        if values.empty:
+        if not values.size:
             continue
         look = RUNG if side.rung in RUNGS else CONTROL
         axes.plot([values.min(), values.max()], [place, place], color=look["color"], linewidth=0.9, zorder=2)
@@ -124,5 +127,4 @@ def _legend(axes, ladder: Ladder, controls: bool) -> None:
     if len(ladder.seeds) > 1:
         handles.append(Line2D([], [], label="a seed", **SEED))
     handles.append(Line2D([], [], color="#555555", linewidth=0.9, linestyle="--", label=f"int4, K={ladder.k}"))
-    place = {"loc": "lower left", "bbox_to_anchor": (-0.015, 1.0), "ncols": len(handles), "borderaxespad": 0.2}
-    axes.legend(handles=handles, frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2, **place)
+    style.legend_above(axes, handles)

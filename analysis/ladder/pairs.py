@@ -3,6 +3,7 @@
 A mean is over problems and seeds. Two things vary by themselves: which problems were asked, and how a seed's training
 came out. Each gives an interval (seeds only where there are three or more) and the wider one is shown, with the name
 of what it is over: where a rung is not trained all seeds are the same, and an interval over them would have no width.
+Of recall there are layers in place of problems.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.ladder.rows import (
     ADVISORY,
+    BASE_FEATURES,
     DEPLOYED,
     DISTIL_ALONE,
     FINAL,
@@ -24,6 +25,8 @@ from analysis.ladder.rows import (
     FULL_K_SET,
     INT4,
     JOINT,
+    NATIVE_PATH,
+    OWN_FEATURES,
     PHASE1,
     PHASE2,
     SFT_FIRST,
@@ -31,11 +34,9 @@ from analysis.ladder.rows import (
     Ladder,
     Side,
 )
-from analysis.quality.scores import wilson
-from analysis.statistics import CONFIDENCE, LEAST_FOR_INTERVAL, t_quantile
-from analysis.units import interval
+from analysis.statistics import CONFIDENCE, Estimate, mcnemar, student, student_of_log, wilson
 
-PROBLEMS, SEEDS = "problems", "seeds"
+PROBLEMS, LAYERS, SEEDS = "problems", "layers", "seeds"
 ALL = "all"  # in place of a seed
 FULL = "*"  # behind a rung's name in `PAIRS`: at the full K, not at the ladder's
 # A rung, what it is set against, what the difference says.
@@ -54,9 +55,9 @@ PAIRS = (
     (DEPLOYED, FINAL, "the engine against the evaluation in training"),
     (ADVISORY, INT4, "must be nothing: the router decides in both"),
     (ADVISORY, PHASE1, "authority: the same heads as advice and as route"),
-    ("base-features", PHASE1, "feature drift: heads that see the base's routes"),
-    ("own-features", PHASE1, "feature drift: heads trained on routes of their own"),
-    ("lora-native-path", PHASE2, "LoRA trained on native routes"),
+    (BASE_FEATURES, PHASE1, "feature drift: heads that see the base's routes"),
+    (OWN_FEATURES, PHASE1, "feature drift: heads trained on routes of their own"),
+    (NATIVE_PATH, PHASE2, "LoRA trained on native routes"),
     (SFT_FIRST, PHASE2, "LoRA before heads"),
     (JOINT, PHASE2, "heads and LoRA together"),
     (DISTIL_ALONE, PHASE1, "distillation without answers before it"),
@@ -67,69 +68,70 @@ PAIRS = (
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A mean over `n` problems and some seeds with its interval (NaN: none), and what that interval is over."""
+class Measured(Estimate):
+    """A mean over `n` problems or layers and over `seeds`, with its interval (NaN: none), and what that is over."""
 
-    value: float
-    low: float
-    high: float
     n: int
-    seeds: int
+    seeds: Sequence[int]
     over: str
-
-    def text(self, form: str) -> str:
-        """`+3.1 (+0.5 to +5.7)`."""
-        if math.isnan(self.value):
-            return "unknown"
-        value, low, high = (_no_minus_zero(end, form) for end in (self.value, self.low, self.high))
-        return f"{value:{form}} ({'no interval' if math.isnan(low) else interval(low, high, form)})"
 
     @property
     def of(self) -> str:
-        """`n=540, 3 seeds, interval over seeds`."""
-        return f"n={self.n}, {self.seeds} seed{'s' * (self.seeds != 1)}, interval over {self.over}"
+        """`n=540, seeds 0, 1, 2, interval over seeds`."""
+        return f"n={self.n}, {seeds_text(self.seeds)}, interval over {self.over}"
 
 
-def _no_minus_zero(value: float, form: str) -> float:
-    return 0.0 if not math.isnan(value) and float(format(value, form)) == 0 else value
+def seeds_text(seeds: Sequence[int]) -> str:
+    """`seed 0`, `seeds 0, 1`."""
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
 
 
-def mean(values: np.ndarray, confidence: float = CONFIDENCE) -> Measured:
+def mean(values: np.ndarray, seeds: Sequence[int], confidence: float = CONFIDENCE) -> Measured:
     """The mean of `[seeds, problems]` with Student's interval, over problems (each its mean over seeds) or seeds."""
-    return _measured(values, confidence, _student(values.mean(axis=0), confidence))
+    ends = (student(values.mean(axis=axis), confidence) for axis in (0, 1))
+    return _wider(*ends, values.shape[1], seeds, PROBLEMS)
 
 
-def share(values: np.ndarray) -> Measured:
+def loss(values: np.ndarray, seeds: Sequence[int]) -> Measured:
+    """The same of cross-entropies, which are never below 0, and neither is the interval."""
+    return _wider(*(student_of_log(values.mean(axis=axis)) for axis in (0, 1)), values.shape[1], seeds, PROBLEMS)
+
+
+def share(values: np.ndarray, seeds: Sequence[int]) -> Measured:
     """The mean of right and wrong, or yes and no, in points of 100; Wilson's interval over problems, or over seeds."""
-    score = wilson(float(values.mean()), values.shape[1])
-    found = _measured(100 * values, CONFIDENCE, (score.low, score.high))
-    return Measured(found.value, max(0.0, found.low), min(100.0, found.high), found.n, found.seeds, found.over)
+    over_problems = wilson(float(values.mean()), values.shape[1])
+    return _wider(over_problems, _within(student(100 * values.mean(axis=1))), values.shape[1], seeds, PROBLEMS)
 
 
-def _measured(values: np.ndarray, confidence: float, over_problems: tuple[float, float]) -> Measured:
-    seeds, n = values.shape
-    over_seeds = _student(values.mean(axis=1), confidence)
-    by_seeds = over_seeds[1] - over_seeds[0] > over_problems[1] - over_problems[0]  # False where one is NaN
-    ends = over_seeds if by_seeds else over_problems
-    return Measured(float(values.mean()), *ends, n, seeds, SEEDS if by_seeds else PROBLEMS)
+def recalled(ladder: Ladder, side: Side, seeds: Sequence[int] | None = None) -> Measured:
+    """Recall in points of 100, over predicted layers or seeds; NaN where there are no heads."""
+    chosen = ladder.seeds_of(side) if seeds is None else seeds
+    values = 100 * ladder.recall_of(side, chosen)
+    if not values.size:
+        return Measured(math.nan, math.nan, math.nan, 0, chosen, LAYERS)
+    ends = (_within(student(values.mean(axis=axis))) for axis in (0, 1))
+    return _wider(*ends, values.shape[1], chosen, LAYERS)
 
 
-def _student(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    n, middle = len(values), float(values.mean())
-    if n < LEAST_FOR_INTERVAL:
-        return math.nan, math.nan
-    half = t_quantile(n, (1 + confidence) / 2) * float(values.std(ddof=1)) / math.sqrt(n)
-    return middle - half, middle + half
+def _within(found: Estimate) -> Estimate:
+    """Ends within 0 and 100, where there are some."""
+    return Estimate(found.value, *(float(np.clip(end, 0, 100)) for end in (found.low, found.high)))
+
+
+def _wider(one: Estimate, seeds: Estimate, n: int, names: Sequence[int], unit: str) -> Measured:
+    by_seeds = seeds.high - seeds.low > one.high - one.low  # False where one is NaN
+    ends = seeds if by_seeds else one
+    return Measured(one.value, ends.low, ends.high, n, tuple(names), SEEDS if by_seeds else unit)
 
 
 def points(ladder: Ladder, weights: Mapping[Side, float], confidence: float = CONFIDENCE) -> Measured:
-    """Weighted exact match of sides, problem by problem, in points of 100."""
-    return mean(100 * ladder.values("exact", weights), confidence)
+    """Weighted exact match of sides, problem by problem, in points of 100, of the seeds that have all of them."""
+    return mean(100 * ladder.values("exact", weights), ladder.seeds_of(*weights), confidence)
 
 
 def nats(ladder: Ladder, weights: Mapping[Side, float], confidence: float = CONFIDENCE) -> Measured:
     """Weighted cross-entropy of sides, problem by problem; NaN for what the engine answered."""
-    return mean(ladder.values("cross_entropy", weights), confidence)
+    return mean(ladder.values("cross_entropy", weights), ladder.seeds_of(*weights), confidence)
 
 
 def sides_of(ladder: Ladder) -> list[tuple[Side, Side, str]]:
@@ -161,7 +163,7 @@ def pairs(ladder: Ladder) -> pd.DataFrame:
 def _pair(ladder: Ladder, side: Side, base: Side, name: int | str, seeds: Sequence[int]) -> dict:
     weights = {side: 1.0, base: -1.0}
     steps = ladder.values("exact", weights, seeds)
-    exact, entropy = mean(100 * steps), mean(ladder.values("cross_entropy", weights, seeds))
+    exact, entropy = mean(100 * steps, seeds), mean(ladder.values("cross_entropy", weights, seeds), seeds)
     gained, lost = int((steps > 0).sum()), int((steps < 0).sum())
     return {
         "rung": side.rung,
@@ -181,10 +183,5 @@ def _pair(ladder: Ladder, side: Side, base: Side, name: int | str, seeds: Sequen
         "lost": lost,
         "mcnemar_p": mcnemar(gained, lost) if len(seeds) == 1 else math.nan,
         "n": exact.n,
-        "seeds": len(seeds),
+        "seeds": ", ".join(map(str, seeds)),
     }
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p of as many problems gained as lost; 1 where none changed."""
-    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0

@@ -34,16 +34,15 @@ FP, INT4, UNTRAINED, PHASE1, PHASE2, FINAL, DEPLOYED = RUNGS = (
     "final",
     "deployed",
 )
-ADVISORY, FULL_K_SET, SFT_FIRST, JOINT, DISTIL_ALONE = "advisory full-k-set sft-first joint distil-alone".split()
-CONTROLS = (
-    ADVISORY,
+ADVISORY, BASE_FEATURES, OWN_FEATURES, NATIVE_PATH, SFT_FIRST, JOINT, DISTIL_ALONE, FULL_K_SET = CONTROLS = (
+    "advisory",
     "base-features",
     "own-features",
     "lora-native-path",
-    SFT_FIRST,
-    JOINT,
-    DISTIL_ALONE,
-    FULL_K_SET,
+    "sft-first",
+    "joint",
+    "distil-alone",
+    "full-k-set",
 )
 MEANING = {
     FP: "the teacher before it was quantised",
@@ -54,9 +53,9 @@ MEANING = {
     FINAL: "reverse KL to the teacher on the student's own text",
     DEPLOYED: "the set of `final` as files, answered by the streaming engine",
     ADVISORY: "phase 1's heads only say what to read, the router decides",
-    "base-features": "phase 1's heads see what the base would have chosen, not what was served",
-    "own-features": "heads trained on one-hots of their own routes instead of the base's",
-    "lora-native-path": "phase 1's heads, with a LoRA that was trained on native routes",
+    BASE_FEATURES: "phase 1's heads see what the base would have chosen, not what was served",
+    OWN_FEATURES: "heads trained on one-hots of their own routes instead of the base's",
+    NATIVE_PATH: "phase 1's heads, with a LoRA that was trained on native routes",
     SFT_FIRST: "LoRA first, on untrained heads, heads after it",
     JOINT: "heads and LoRA together, by the answers alone",
     DISTIL_ALONE: "phase 3 straight after phase 1",
@@ -139,10 +138,11 @@ class Ladder:
             ]
         )
 
-    def recall_of(self, side: Side, seed: int | None = None) -> pd.Series:
-        """Recall of each predicted layer and seed, nothing where there are no heads."""
+    def recall_of(self, side: Side, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """Recall of each predicted layer, shares: `[seeds, layers]`; `[0, 0]` where there are no heads."""
         rows = self.recall[(self.recall["rung"] == side.rung) & (self.recall["k"] == side.k)]
-        return (rows if seed is None else rows[rows["seed"] == seed])["recall"]
+        chosen = rows if seeds is None else rows[rows["seed"].isin(seeds)]
+        return chosen.pivot(index="seed", columns="layer", values="recall").to_numpy(float)
 
     def differing(self, left: Side, right: Side, seed: int) -> pd.DataFrame:
         """Problems to which two sides gave different answers: columns problem, task, answer, answer_right."""

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.ladder import training
 from analysis.ladder.claims import RULES, findings, must_show
 from analysis.ladder.figure import save_ladder_figure
-from analysis.ladder.pairs import ALL, SEEDS, Measured, mean, pairs, points, share
+from analysis.ladder.orders import orders, with_heads
+from analysis.ladder.pairs import ALL, SEEDS, Measured, loss, pairs, points, recalled, seeds_text, share
 from analysis.ladder.rows import (
     ADVISORY,
     CONTROLS,
@@ -33,12 +35,11 @@ from analysis.ladder.rows import (
 from analysis.paper.claims import Claims, load_claims
 from analysis.paper.findings import Finding, compare_rows, value_text
 from analysis.quality.health import LEAST_REPEATED, REPEATS
-from analysis.quality.scores import wilson
 from analysis.rows import markdown_table, publishing, run_command, write_tables
+from analysis.statistics import Estimate, wilson
 from analysis.units import interval, number
 
 COMMAND = "snakemake ladder"
-TIME_BUDGET = "about 15 minutes for each seed on two cores with OpenBLAS"
 SUMMARY = "rung k seed exact_match ci_low ci_high ce recall repetition n".split()
 NAMED = 3  # problems named where answers differ
 MOST_OF_AN_ANSWER = 40  # characters of it that are shown
@@ -46,17 +47,20 @@ HOW_TO_READ = (
     "Exact match: the whole answer, decoded by the likeliest token, equals the one that counts; in points of 100. "
     "Cross-entropy: nats per token of the answer that counts. The problems are held out by a hash of their prompt, and "
     "are the same in every rung and seed.",
-    "An interval is over problems (Wilson's for a share, Student's for a difference, each problem its mean over seeds) "
-    "or, with three seeds or more, Student's over the seeds' means: the wider of the two, and the table says which. "
+    "An interval is over problems (Wilson's for a share, Student's for a difference and, on the logarithm of the mean "
+    "so that it does not reach below 0, for a cross-entropy; each problem its mean over seeds) or, with three seeds or "
+    "more, Student's over the seeds' means: the wider of the two, and the table says which. "
     "Rungs that are not trained (fp, int4, untrained-heads) are the same in every seed, so theirs is over problems. "
     "With one seed nothing is known of how another training would have come out.",
     "A difference is paired: both rungs answered the same problems. Where only a handful of answers changed its "
-    "interval is too short; McNemar's exact p, of one seed each, is not. Gained and lost are counted over all seeds.",
+    "interval is too short; McNemar's exact p, of one seed each, is not. Gained and lost are counted over all seeds. "
+    "Controls may have been run for some seeds only: a difference is of the seeds that ran both rungs, and names them.",
     "Within one task an interval reaches some 13 points to either side at 60 problems: the columns by task only show "
     "where a rung loses.",
     "Recall: of the experts that a predicted layer's own router would choose, the share that was predicted, at served "
     "positions. On predicted routes the router sees what those routes made of the hidden state; `advisory` is the same "
-    "heads on the router's own path.",
+    "heads on the router's own path. Its interval is over predicted layers or seeds, the wider; `by layer` has the "
+    "least and the best layer of a seed.",
     "What a recall level is worth: as advice, the read of an expert that was predicted is over before it is needed, "
     "any other is waited for, so recall is the share of the predicted layers' reads whose wait is saved (each expert "
     "counted as one read, nothing kept from the step before, and a layer that lacks one of its experts still waits "
@@ -67,6 +71,9 @@ HOW_TO_READ = (
     *RULES,
     "The `deployed` answers are the streaming engine's own, from the files of the trained set; it says nothing of "
     "cross-entropy.",
+    "What the training took: steps run, of those asked for (phase 1 ends early when held-out recall no longer grows), "
+    "rows trained on (steps times the batch, a row as often as it came) and wall seconds. A run that went on after an "
+    "interruption counts the seconds of its last part alone, and all of its steps.",
 )
 
 
@@ -78,7 +85,7 @@ def summary(ladder: Ladder) -> pd.DataFrame:
             cell = ladder.cells[side, seed]
             score = wilson(float(cell["exact"].mean()), len(cell))
             ends = score.low / 100, score.high / 100
-            ce, recall = cell["cross_entropy"].mean(), ladder.recall_of(side, seed).mean()
+            ce, recall = cell["cross_entropy"].mean(), recalled(ladder, side, [seed]).value / 100
             repetition = cell["repetitive"].mean()
             rows.append((*side, seed, score.value / 100, *ends, ce, recall, repetition, len(cell)))
     return pd.DataFrame(rows, columns=SUMMARY)
@@ -96,6 +103,8 @@ def markdown(ladder: Ladder, paired: pd.DataFrame, found: Sequence[Finding]) -> 
         *(["## Controls", _rung_table(ladder, controls)] if controls else []),
         "## What the ladder was to show",
         _shown_table(ladder),
+        "## The paper's ordering claims, as found",
+        _order_table(ladder, found),
         "## Answers that must be equal",
         "\n".join(f"- {line}" for line in _equal(ladder)),
         "## Rung against rung",
@@ -104,6 +113,8 @@ def markdown(ladder: Ladder, paired: pd.DataFrame, found: Sequence[Finding]) -> 
         _task_table(ladder, main),
         "## What a recall level is worth",
         _recall_table(ladder),
+        "## What the training took",
+        _training_table(ladder),
         "## The paper beside ours",
         _claim_table(found),
         "## How to read",
@@ -114,38 +125,47 @@ def markdown(ladder: Ladder, paired: pd.DataFrame, found: Sequence[Finding]) -> 
 
 def _facts(ladder: Ladder) -> list[str]:
     cell = next(iter(ladder.cells.values()))
-    plan = {name: value for name, value in ladder.about[0]["options"].items() if name.startswith("phase")}
+    controlled = [about["options"]["seed"] for about in ladder.about if about["options"].get("controls")]
     facts = [
         f"machine: {ladder.machine}",
         f"tier: {ladder.tier}",
         *filter(None, [ladder.stands_for]),
         "condition: none, quality does not depend on the page cache",
-        f"n: {len(cell)} held-out problems of {cell['task'].nunique()} tasks, {len(ladder.seeds)} "
-        f"seed{'s' * (len(ladder.seeds) > 1)} ({', '.join(map(str, ladder.seeds))})",
+        f"n: {len(cell)} held-out problems of {cell['task'].nunique()} tasks; rungs of {seeds_text(ladder.seeds)}, "
+        f"controls of {seeds_text(controlled) if controlled else 'no seed'}",
     ]
-    if plan:
-        facts.append(f"steps of training: {', '.join(f'{name} {value}' for name, value in plan.items())}")
     for about in ladder.about:
-        dirty = " + uncommitted changes" if (about.get("host") or {}).get("git_dirty") else ""
-        facts.append(
-            f"seed {about['options']['seed']}: session {about['session']}, commit {about.get('commit') or 'unknown'}"
-            f"{dirty}, {about['corpus']['samples']:,} answers of the teacher, BLAS {about.get('blas') or 'unknown'}, "
-            f"took {sum(about['seconds'].values()) / 60:.0f} minutes"
-            f"{' with controls' if about['options'].get('controls') else ''}"
-        )
-    return [*facts, f"takes: {TIME_BUDGET}"]
+        commit = about.get("commit") or "unknown"
+        commit += " + uncommitted changes" if (about.get("host") or {}).get("git_dirty") else ""
+        facts.append(f"seed {about['options']['seed']}: session {about['session']}, commit {commit}")
+    minutes = [training.without_controls(about) / 60 for about in ladder.about]
+    return [*facts, f"takes: {_range(minutes)} minutes for each seed without controls; {_measured_on(ladder)}"]
+
+
+def _range(values: Sequence[float]) -> str:
+    return "-".join(dict.fromkeys(f"{end:.0f}" for end in (min(values), max(values))))
+
+
+def _measured_on(ladder: Ladder) -> str:
+    """What the wall seconds are of."""
+    hosts = [about.get("host") or {} for about in ladder.about]
+    cores = ", ".join(dict.fromkeys(str(host.get("cores_logical", "unknown")) for host in hosts))
+    blas = ", ".join(dict.fromkeys(str(about.get("blas") or "unknown") for about in ladder.about))
+    loads = ", ".join(number(host.get("load_1min", math.nan), ".1f") or "unknown" for host in hosts)
+    return f"wall time, {cores} cores, BLAS {blas}, load average at the end {loads}"
 
 
 def _rung_table(ladder: Ladder, sides: Sequence[Side]) -> str:
     rows = []
     for side in sides:
-        exact, repeated = (share(ladder.values(column, {side: 1.0})) for column in ("exact", "repetitive"))
-        entropy = mean(ladder.values("cross_entropy", {side: 1.0}))
+        seeds = ladder.seeds_of(side)
+        exact, repeated = (share(ladder.values(column, {side: 1.0}), seeds) for column in ("exact", "repetitive"))
+        entropy = loss(ladder.values("cross_entropy", {side: 1.0}), seeds)
         ce = "" if side.rung == DEPLOYED else f"{entropy.text('.4f')}{_over(entropy)}"
         about = (side.rung, str(side.k), MEANING[side.rung])
         values = (f"{exact.text('.1f')}{_over(exact)}", ce, _recall(ladder, side), f"{repeated.value:.1f}%")
-        rows.append((*about, *values, f"{exact.n:,}", str(exact.seeds)))
-    header = "rung|K|what it is|exact match (95%)|cross-entropy, nats (95%)|recall (layers)|repetitive|n|seeds"
+        rows.append((*about, *values, f"{exact.n:,}", ", ".join(map(str, seeds))))
+    header = "rung|K|what it is|exact match (95%)|cross-entropy, nats (95%)|recall, % (95%)|repetitive|n|seeds"
     return markdown_table(header.split("|"), rows, right_from=3)
 
 
@@ -154,13 +174,34 @@ def _over(value: Measured) -> str:
 
 
 def _recall(ladder: Ladder, side: Side) -> str:
-    values = ladder.recall_of(side)
-    return f"{values.mean():.2f} ({interval(values.min(), values.max(), '.2f')})" if len(values) else ""
+    value = recalled(ladder, side)
+    return f"{value.text('.0f')}{_over(value)}" if value.n else ""
 
 
 def _shown_table(ladder: Ladder) -> str:
     rows = [(shown.what, shown.figures, shown.value.of, shown.verdict) for shown in must_show(ladder)]
     return markdown_table(("relation, at one K", "points (95%)", "of", "verdict"), rows)
+
+
+def _order_table(ladder: Ladder, found: Sequence[Finding]) -> str:
+    """The ledger's verdict where it has the claim, else what the comparison says by itself."""
+    stated = {one.claim.id: value_text(one.claim.value) for one in found}
+    verdicts = {(one.claim.id, one.arm): f"{one.status}: {one.why.split('; ')[0]}" for one in found}
+    rows = [
+        (stated.get(one.paper, one.paper), one.what, one.measured, one.of, verdicts.get((one.paper, one.arm), one.said))
+        for one in orders(ladder)
+    ]
+    return markdown_table(("the paper", "compared", "as found (95%)", "of", "which says"), rows)
+
+
+def _training_table(ladder: Ladder) -> str:
+    """Steps, rows and wall seconds of each part, a column for each seed."""
+    seconds = [training.wall_seconds(about) for about in ladder.about]
+    parts = dict.fromkeys((*training.ORDER, *(part for one in seconds for part in one)))
+    rows = [(part, *(training.told(about, part) for about in ladder.about)) for part in parts]
+    total = ("total", *(f"{sum(one.values()):.1f} s" for one in seconds))
+    header = ("part", *(f"seed {seed}" for seed in ladder.seeds))
+    return markdown_table(header, [*(row for row in rows if any(row[1:])), total], right_from=1)
 
 
 def _equal(ladder: Ladder) -> list[str]:
@@ -191,8 +232,8 @@ def _pair_table(paired: pd.DataFrame) -> str:
     rows, by_sides = [], paired.groupby(["rung", "k", "base", "base_k"])
     for row in paired[paired["seed"] == ALL].itertuples():
         tests = by_sides.get_group((row.rung, row.k, row.base, row.base_k))["mcnemar_p"].dropna()
-        exact = Measured(row.points, row.ci_low, row.ci_high, row.n, row.seeds, row.over)
-        entropy = Measured(row.ce, row.ce_low, row.ce_high, row.n, row.seeds, row.ce_over)
+        exact = Measured(row.points, row.ci_low, row.ci_high, row.n, (), row.over)
+        entropy = Measured(row.ce, row.ce_low, row.ce_high, row.n, (), row.ce_over)
         ks = f"K={row.k}" if row.k == row.base_k else f"K={row.k}, K={row.base_k}"
         rows.append(
             (
@@ -203,10 +244,11 @@ def _pair_table(paired: pd.DataFrame) -> str:
                 "" if math.isnan(row.ce) else f"{entropy.text('+.4f')}{_over(entropy)}",
                 f"{row.gained}, {row.lost}",
                 ", ".join(number(p, ".2g") for p in tests),
-                str(row.seeds),
+                f"{row.n:,}",
+                row.seeds,
             )
         )
-    header = "rungs|at|what the difference says|points (95%)|nats (95%)|gained, lost|McNemar p by seed|seeds"
+    header = "rungs|at|what the difference says|points (95%)|nats (95%)|gained, lost|McNemar p by seed|n|seeds"
     return markdown_table(header.split("|"), rows, right_from=3)
 
 
@@ -227,20 +269,20 @@ def _task_table(ladder: Ladder, sides: Sequence[Side]) -> str:
 
 def _recall_table(ladder: Ladder) -> str:
     """For each rung with heads at this K: what advice of this recall saves, and what following it costs."""
-    rows = []
-    base = Side(INT4, ladder.k)
-    for side in ladder.sides:
-        recall = ladder.recall_of(side).mean()
-        if side.k != ladder.k or math.isnan(recall):
-            continue
+    rows, base = [], Side(INT4, ladder.k)
+    for side in with_heads(ladder):
+        recall = recalled(ladder, side)
         cost = "not followed" if side.rung == ADVISORY else points(ladder, {side: 1.0, base: -1.0}).text("+.1f")
         route = "" if side.rung == ADVISORY else "100%"
-        rows.append((recall, (side.rung, _recall(ladder, side), f"{recall:.0%}", f"{1 - recall:.0%}", route, cost)))
-    header = (
-        "heads of|recall (layers)|as advice: wait of predicted layers' reads saved|as advice: reads for nothing besides"
-    )
-    header += f"|as the route: saved|as the route: points against {INT4} (95%)"
-    return markdown_table(header.split("|"), [row for _, row in sorted(rows, key=lambda row: row[0])], right_from=1)
+        wasted = Estimate(100 - recall.value, 100 - recall.high, 100 - recall.low).text(".0f")
+        layers = 100 * ladder.recall_of(side)
+        ends = interval(layers.min(), layers.max(), ".0f")
+        seeds = ", ".join(map(str, recall.seeds))
+        rows.append((side.rung, _recall(ladder, side), ends, wasted, route, cost, seeds))
+    header = "heads of|recall = as advice: wait of predicted layers' reads saved, % (95%)|by layer"
+    header += "|as advice: reads for nothing besides, % (95%)|as the route: saved"
+    header += f"|as the route: points against {INT4} (95%)|seeds"
+    return markdown_table(header.split("|"), rows, right_from=1)
 
 
 def _claim_table(found: Sequence[Finding]) -> str:

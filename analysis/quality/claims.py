@@ -17,8 +17,8 @@ from analysis.paper.claims import Claim, Claims
 from analysis.paper.findings import Finding, Status, compare_rows
 from analysis.paper.spans import Span
 from analysis.quality.rows import ARMS, BENCHMARKS, LONG_REASONING, STAND_IN, Benchmark, Quality
-from analysis.quality.scores import Estimate, Row, Scores, drawn, mean_of, unpaired, wilson
-from analysis.statistics import CONFIDENCE
+from analysis.quality.scores import Row, Scores, drawn
+from analysis.statistics import CONFIDENCE, Estimate, mean_of, unpaired, wilson
 
 COMMAND = "snakemake tab2"
 EXPERIMENT = "tab2"
@@ -125,7 +125,7 @@ def findings(scores: Scores, claims: Claims, places: int) -> list[Finding]:
             found.append(_judged(claim, quality, [Estimate(*gap)], scores.quality.any_stand_in, "", where))
         elif name in rows:
             row = rows[name]
-            own = f"the paper's own difference is {stated[name].difference.text('+')} points, unpaired"
+            own = f"the paper's own difference is {stated[name].difference.text('+.1f')} points, unpaired"
             values = [row.score["int4"], row.score["fp"]]
             found.append(_judged(claim, quality, values, row.stands_in, own, where))
         else:
@@ -196,7 +196,7 @@ def _largest(claim: Claim, scores: Scores, stated: Sequence[PaperRow], places: i
         status, names = Status.HOLDS, list(margins)
     else:
         status, names = Status.NOT_TESTABLE, open_
-    told = "; ".join(f"{margins[name].text('+')} points over {name}" for name in names)
+    told = "; ".join(f"{margins[name].text('+.1f')} points over {name}" for name in names)
     words = "undecided: " if status is Status.NOT_TESTABLE else ""
     why = f"{label}{words}{LONG_REASONING.name}'s gap {told}, at {confidence:.1%} each; {share}{own}"
     return Finding(claim, status, ours, why, **where)
@@ -209,7 +209,7 @@ def _papers_lead(stated: Sequence[PaperRow]) -> str:
     if own is None or not gaps:
         return ""
     nearest, gap = max(gaps.items(), key=lambda item: item[1].value)
-    lead = unpaired(own, gap).text("+")
+    lead = unpaired(own, gap).text("+.1f")
     return f"; in the paper's own scores it is {lead} points ahead of {nearest.name}, from their n"
 
 

@@ -18,7 +18,8 @@ from analysis.figures import CLEAR
 from analysis.paper.claims import Claims
 from analysis.quality.claims import paper_mean, paper_rows
 from analysis.quality.rows import STAND_IN
-from analysis.quality.scores import Estimate, Scores
+from analysis.quality.scores import Scores
+from analysis.statistics import Estimate
 
 EDGE = {"edgecolor": "#222222", "linewidth": 0.6}
 ARMS = {"fp": (-0.2, "#D6D6D6", ""), "int4": (0.2, "#0072B2", "////")}  # arm to offset in rows, colour, hatch
@@ -154,5 +155,4 @@ def _dress(axes, title: str, handles: list) -> None:
     axes.set_title(title, loc="left", weight="bold", pad=22)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    place = {"loc": "lower left", "bbox_to_anchor": (-0.015, 1.0), "ncols": len(handles), "borderaxespad": 0.2}
-    axes.legend(handles=handles, frameon=False, fontsize=8, handlelength=1.8, columnspacing=1.2, **place)
+    style.legend_above(axes, handles)

@@ -1,8 +1,8 @@
-"""Scores with their intervals, in points of 100: of an arm, of paired and of unpaired differences, and of their mean.
+"""Scores with their intervals, in points of 100: of an arm, of paired differences, and of their mean.
 
 Knows nothing of files or of the paper's claims. Two arms that answered the same questions are compared question by
 question: an interval by drawing questions again (each benchmark by itself, so that a mean of benchmarks is stratified)
-and McNemar's exact test. Of scores that somebody printed only n is known, so their difference is taken as unpaired.
+and McNemar's exact test.
 """
 
 from __future__ import annotations
@@ -14,29 +14,12 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis.quality.health import Health, health, unit_of
 from analysis.quality.rows import ARMS, BENCHMARKS, Benchmark, Quality
-from analysis.statistics import CONFIDENCE, LEAST_FOR_INTERVAL
-from analysis.units import interval
+from analysis.statistics import CONFIDENCE, LEAST_FOR_INTERVAL, Estimate, mcnemar, mean_of, wilson
 
 DRAWS, SEED = 10_000, 0
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A score or a difference with the ends of its 95% interval (NaN: none), all in points of 100."""
-
-    value: float
-    low: float
-    high: float
-
-    def text(self, sign: str = "") -> str:
-        """`86.7 (70.3-94.7)`; with sign `+` as a difference."""
-        value, low, high = (round(end, 1) + 0.0 for end in (self.value, self.low, self.high))  # + 0.0: no minus zero
-        ends = "no interval" if math.isnan(low) else interval(low, high, f"{sign}.1f")
-        return f"{value:{sign}.1f} ({ends})"
 
 
 @dataclass(frozen=True)
@@ -48,8 +31,7 @@ class Flips:
 
     @property
     def p(self) -> float:
-        changed = self.gained + self.lost
-        return float(stats.binomtest(self.gained, changed).pvalue) if changed else 1.0
+        return mcnemar(self.gained, self.lost)
 
 
 @dataclass(frozen=True)
@@ -148,30 +130,6 @@ def _score(values: np.ndarray, random: np.random.Generator) -> Estimate:
     if len(values) < LEAST_FOR_INTERVAL:
         return Estimate(100 * share, math.nan, math.nan)
     return drawn(100 * share, resampled(100 * values, random))
-
-
-def wilson(share: float, n: int) -> Estimate:
-    """A share of n questions with Wilson's interval; the share need not be a whole number of them."""
-    z2 = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) ** 2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * share * (1 - share) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
-    return Estimate(100 * share, 100 * max(0.0, middle - half), 100 * min(1.0, middle + half))
-
-
-def unpaired(left: Estimate, right: Estimate) -> Estimate:
-    """left - right of scores of different questions, or of which no more is known: Newcombe's interval from theirs."""
-    value = left.value - right.value
-    below = math.hypot(left.value - left.low, right.high - right.value)
-    above = math.hypot(left.high - left.value, right.value - right.low)
-    return Estimate(value, value - below, value + above)
-
-
-def mean_of(parts: Sequence[Estimate]) -> Estimate:
-    """Mean of independent estimates, its interval from theirs in the way of `unpaired`."""
-    value = sum(part.value for part in parts) / len(parts)
-    below = math.hypot(*(part.value - part.low for part in parts)) / len(parts)
-    above = math.hypot(*(part.high - part.value for part in parts)) / len(parts)
-    return Estimate(value, value - below, value + above)
 
 
 def resampled(values: np.ndarray, random: np.random.Generator) -> np.ndarray:

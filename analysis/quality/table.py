@@ -22,8 +22,9 @@ from analysis.quality.claims import COMMAND, PaperRow, compare, paper_mean, pape
 from analysis.quality.figure import save_tab2_figure
 from analysis.quality.health import LEAST_REPEATED, LEAST_WORDS, REPEATS, distinct, repetitive
 from analysis.quality.rows import ARMS, STAND_IN, Quality, load_qualities
-from analysis.quality.scores import DRAWS, Estimate, Row, Scores, score
+from analysis.quality.scores import DRAWS, Row, Scores, score
 from analysis.rows import markdown_table, publishing, run_command, write_tables
+from analysis.statistics import Estimate
 from analysis.units import number
 
 MEAN = "mean of benchmarks"
@@ -182,7 +183,7 @@ def _score_table(scores: Scores) -> str:
                 row.label,
                 f"{row.n:,}",
                 *(row.score[arm].text() for arm in ARMS),
-                row.difference.text("+"),
+                row.difference.text("+.1f"),
                 f"{flips.gained} / {flips.lost}" if flips else "",
                 f"{flips.p:.2g}" if flips else "not 0/1",
                 _both(row, "cut"),
@@ -195,7 +196,7 @@ def _score_table(scores: Scores) -> str:
         )
         for name in ("cut", "repetitive")
     ]
-    values = (*(scores.mean[arm].text() for arm in ARMS), scores.difference.text("+"))
+    values = (*(scores.mean[arm].text() for arm in ARMS), scores.difference.text("+.1f"))
     mark = f" ({STAND_IN})" if scores.quality.any_stand_in else ""
     rows.append((MEAN + mark, f"{scores.n:,}", *values, "", "", *means))
     return markdown_table(header, rows, right_from=1)
@@ -215,15 +216,15 @@ def _paper_table(scores: Scores, stated: Sequence[PaperRow]) -> str:
             row.benchmark.name,
             f"{row.benchmark.questions:,}",
             *(row.score[arm].text() for arm in ARMS),
-            row.difference.text("+"),
+            row.difference.text("+.1f"),
             f"{row.questions:+.1f}",
-            f"{ours[row.benchmark].difference.text('+')}, n={ours[row.benchmark].n}",
+            f"{ours[row.benchmark].difference.text('+.1f')}, n={ours[row.benchmark].n}",
         )
         for row in stated
     ]
     score, difference = paper_mean(stated)
-    values = (*(score[arm].text() for arm in ARMS), difference.text("+"))
-    rows.append((MEAN, "", *values, "", scores.difference.text("+")))
+    values = (*(score[arm].text() for arm in ARMS), difference.text("+.1f"))
+    rows.append((MEAN, "", *values, "", scores.difference.text("+.1f")))
     return markdown_table(header, rows, right_from=1)
 
 

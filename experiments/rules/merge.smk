@@ -115,7 +115,7 @@ rule merge_table:
         python=sys.executable,
         out=subpath(output.table, parent=True),
     shell:
-        "{params.python} -m analysis.merge {input.rows:q} --sessions {input.sessions:q} --claims {input.claims:q}"
+        "{params.python} -m analysis.merge.table {input.rows:q} --sessions {input.sessions:q} --claims {input.claims:q}"
         " --out {params.out:q} > {log:q}"
 
 

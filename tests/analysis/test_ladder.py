@@ -3,18 +3,21 @@
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy import stats
 from synthetic import row
 
 from analysis.ladder import table as ladder
 from analysis.ladder.claims import findings, must_show
 from analysis.ladder.figure import draw
-from analysis.ladder.pairs import mean, pairs, points, share
+from analysis.ladder.orders import orders
+from analysis.ladder.pairs import loss, mean, pairs, points, recalled, share
 from analysis.ladder.rows import RUNGS, Side, load_ladder
 from analysis.paper.claims import load_claims
 from analysis.paper.findings import read_compare
@@ -29,6 +32,11 @@ RIGHT_CONTROLS = {
     **{"joint": 53, "distil-alone": 50, "full-k-set": 51},
 }
 TRAINED = set(RIGHT) - {"fp", "int4", "untrained-heads"} | set(RIGHT_CONTROLS) - {"advisory"}
+SECONDS = {"corpus": 60.0, "score fp K=8": 4.5, "score fp K=4": 4.0, "train phase1": 121.2, "train phase2": 365.3}
+SECONDS |= {"train phase3": 53.8, "score deployed": 85.9}
+CONTROL_SECONDS = {"score advisory K=4": 7.0, "train sft-first": 300.0, "train sft-first-heads": 100.0}
+STEPS = {"phase1": 250, "phase2": 500, "phase3": 40}
+BATCHES = {"phase1": 60, "phase2": 50, "phase3": 32}
 RECALL = {"untrained-heads": 0.2, "phase1": 0.6, "phase2": 0.55, "final": 0.55, "joint": 0.22, "sft-first": 0.5}
 
 
@@ -74,10 +82,13 @@ def run(tmp_path):
         folder = tmp_path / (name or f"seed{seed}")
         folder.mkdir()
         frame.to_parquet(folder / "ladder.parquet")
-        options = {"tier": "tiny-35b", "k": 4, "seed": seed, "held": 20, "phase3": 40, "controls": controls}
+        options = {"tier": "tiny-35b", "k": 4, "seed": seed, "held": 20, "controls": controls}
+        options |= {"phase1": 300, "phase2": 500, "phase3": 40}
         document = {"tier": "tiny-35b", "machine": "box", "session": f"s{seed}", "commit": "abc", "options": options}
-        document |= {"recall": recalls, "seconds": {"corpus": 60.0, "train": 600.0}, "blas": "openblas"}
-        document |= {"corpus": {"samples": 3000, "sha256": "x"}}
+        document |= {"recall": recalls, "seconds": SECONDS | (CONTROL_SECONDS if controls else {}), "blas": "openblas"}
+        document |= {"steps": STEPS | ({"sft-first": 500, "sft-first-heads": 200} if controls else {})}
+        document |= {"batches": BATCHES, "corpus": {"samples": 3000, "sha256": "x"}}
+        document |= {"host": {"cores_logical": 2, "load_1min": 1.5, "git_dirty": False}}
         (folder / "ladder.json").write_text(json.dumps(document | about))
         return folder / "ladder.json"
 
@@ -100,7 +111,7 @@ def test_one_seed_pairs_by_problem_and_mcnemar_by_hand(run):
     assert lost["mcnemar_p"] == pytest.approx(2 / 2**16) and (lost["over"], lost["n"], lost["seeds"]) == (
         "problems",
         N,
-        1,
+        "0",
     )
     steps = np.array([-100.0] * 16 + [0.0] * 44)
     half = stats.t.ppf(0.975, N - 1) * steps.std(ddof=1) / math.sqrt(N)
@@ -120,7 +131,7 @@ def test_seeds_give_students_interval_over_their_means_where_it_is_the_wider(run
     by_seed = 100 * (np.array([36, 44, 52]) - 56) / N
     half = stats.t.ppf(0.975, 2) * by_seed.std(ddof=1) / math.sqrt(3)
     assert (wide.value, wide.high - wide.value) == pytest.approx((by_seed.mean(), half))
-    assert (wide.over, wide.seeds, wide.n) == ("seeds", 3, N)
+    assert (wide.over, wide.seeds, wide.n) == ("seeds", (0, 1, 2), N)
     table = pairs(found)
     alone = row(table, rung="final", base="int4", seed=1)
     assert alone["points"] == pytest.approx(by_seed[1]) and alone["over"] == "problems" and alone["mcnemar_p"] < 0.01
@@ -140,15 +151,36 @@ def test_rungs_that_no_seed_changes_keep_the_interval_of_the_problems(run):
 
 def test_two_seeds_or_two_problems_give_no_interval_of_their_own():
     values = np.array([[0.0, 100.0, 100.0, 100.0], [0.0, 0.0, 0.0, 0.0]])
-    assert mean(values).over == "problems"
-    assert math.isnan(mean(values[:, :2]).low) and mean(values[:, :2]).value == 25
+    assert mean(values, (0, 1)).over == "problems"
+    assert math.isnan(mean(values[:, :2], (0, 1)).low) and mean(values[:, :2], (0, 1)).value == 25
 
 
 def test_a_share_has_wilsons_interval_and_stays_within_bounds():
-    whole = share(np.ones((1, 20)))
+    whole = share(np.ones((1, 20)), (0,))
     interval = stats.binomtest(20, 20).proportion_ci(0.95, method="wilson")
     assert (whole.value, whole.high) == (100, 100) and whole.low == pytest.approx(100 * interval.low)
-    assert share(np.array([[1.0] * 4, [1.0] * 4, [0.0] * 4])).high == 100
+    assert share(np.array([[1.0] * 4, [1.0] * 4, [0.0] * 4]), (0, 1, 2)).high == 100
+
+
+def test_the_interval_of_a_cross_entropy_stays_above_0(run):
+    values = np.zeros((3, 30))
+    values[0, 0] = 3.0  # one answer of one seed that was a surprise
+    assert mean(values, (0, 1, 2)).low < 0 < loss(values, (0, 1, 2)).low
+    found = load_ladder([run()])
+    tame = loss(found.values("cross_entropy", {Side("phase1", 4): 1.0}), (0,))
+    assert tame.value == pytest.approx(10 / N + 0.001) and 0 < tame.low < tame.value < tame.high
+    assert math.isnan(loss(found.values("cross_entropy", {Side("deployed", 4): 1.0}), (0,)).value)
+
+
+def test_recall_has_an_interval_over_layers_or_seeds(run):
+    one = recalled(load_ladder([run()]), Side("phase1", 4))
+    half = stats.t.ppf(0.975, 2) * 10 / math.sqrt(3)  # layers of 50, 60 and 70
+    assert (one.value, one.high, one.over, one.n) == (pytest.approx(60), pytest.approx(60 + half), "layers", 3)
+    several = load_ladder([run(seed, recall={"phase1": 0.2 + 0.3 * seed}, name=f"s{seed}") for seed in (0, 1, 2)])
+    wide = recalled(several, Side("phase1", 4))
+    assert (wide.over, wide.low, wide.high) == ("seeds", 0, 100) and wide.value == pytest.approx(50)
+    assert recalled(several, Side("phase1", 4), [2]).value == pytest.approx(80)
+    assert math.isnan(recalled(several, Side("int4", 4)).value)
 
 
 def test_the_summary_has_shares_and_a_row_per_rung_k_and_seed(run):
@@ -216,7 +248,58 @@ def test_without_controls_claims_say_what_was_not_run_and_rows_stand_beside(run,
     found = judged(run(controls=False), claims)
     assert {one.status for one in found.values()} == {"not testable here"} and len(found) == 5
     assert "control joint was not run" in found["train.order", "phase2/joint"].why
-    assert found["train.phase2_rows", ""].ours == "3,000 rows of the teacher's answers"
+    assert found["train.phase2_rows", ""].ours == "25,000 rows trained on, of 3,000 answers of the teacher"
+    assert found["train.phase3_rows", ""].ours == "1,280 rows trained on, of the student's own answers"
+    older = judged(run(controls=False, name="older", steps=None), claims)
+    assert older["train.phase3_rows", ""].ours == "unknown: steps run of phase3 are not recorded"
+
+
+def test_order_compares_the_recall_of_the_seeds_that_ran_both(run, claims):
+    runs = [run(seed, controls=seed == 0, recall=RECALL | {"phase2": 0.4 + 0.1 * seed}) for seed in (0, 1)]
+    found = {(one.claim.id, one.arm): one for one in findings(load_ladder(runs), claims)}
+    assert "n=60, seed 0, interval" in found["train.order", "phase2/joint"].why
+    assert "recall: phase2 0.40, joint 0.22" in found["train.order", "phase2/joint"].why
+
+
+def test_each_ordering_claim_has_a_line_with_an_interval_as_found(run, claims, tmp_path):
+    found = {one.arm or one.what: one for one in orders(load_ladder([run(0), run(1, controls=False)]))}
+    assert len(found) == 9 and all("(" in one.measured for one in found.values())
+    assert found["phase2/full-k-set"].measured.startswith("+5.0 (")
+    assert found["phase1/own-features"].said.startswith("undecided") and "seed 0," in found["phase2/joint"].of
+    assert found["advisory/phase1"].said == "advisory is better, by exact match"
+    saved = found["waits of predicted layers saved as advice"]
+    assert saved.measured.startswith("untrained-heads 20 (0-45)%, phase2 55 (30-80)%") and "seeds 0, 1" in saved.of
+    text = ladder.write([run(controls=False, name="main")], claims, tmp_path / "out")
+    section = text.partition("as found\n")[2].partition("##")[0]
+    assert section.count("was not run: run the ladder with --controls") == 8
+    judged = ladder.write([run(rights={"sft-first": 40}, name="judged")], claims, tmp_path / "out")
+    line = next(line for line in judged.splitlines() if line.startswith("| heads first") and "sft-first" in line)
+    assert line.endswith("| relation holds: heads first is better, by exact match |")
+
+
+def test_steps_rows_and_wall_seconds_are_those_of_the_run_and_add_up(run, claims, tmp_path):
+    runs = [run(0), run(1, controls=False, steps=STEPS | {"phase1": 300})]
+    text = ladder.write(runs, claims, tmp_path / "out")
+    table = text.partition("## What the training took")[2].partition("##")[0]
+    assert "| the teacher's answers | 3,000 rows, 60.0 s | 3,000 rows, 60.0 s |" in table
+    assert "| phase1 | 250 of 300 steps, 15,000 rows, 121.2 s | 300 of 300 steps, 18,000 rows, 121.2 s |" in table
+    assert "| phase3 | 40 of 40 steps, 1,280 rows, 53.8 s |" in table
+    assert "| sft-first-heads | 200 of 300 steps, 12,000 rows, 100.0 s |  |" in table
+    assert "| scoring the rungs | 8.5 s | 8.5 s |" in table and "| scoring the controls | 7.0 s |  |" in table
+    whole = sum(SECONDS.values())
+    assert f"| total | {whole + sum(CONTROL_SECONDS.values()):.1f} s | {whole:.1f} s |" in table
+    assert "takes: 12 minutes for each seed without controls; wall time, 2 cores, BLAS openblas" in text
+    older = ladder.write([run(name="older", steps=None)], claims, tmp_path / "out")
+    assert "| phase1 | unknown of 300 steps, 121.2 s |" in older
+
+
+def test_the_tables_name_the_problems_and_seeds_of_each_row(run, claims, tmp_path):
+    text = ladder.write([run(0), run(1, controls=False)], claims, tmp_path / "out")
+    assert "n: 60 held-out problems of 3 tasks; rungs of seeds 0, 1, controls of seed 0" in text
+    rows = [line for line in text.splitlines() if line.startswith(("| phase2 | 4", "| joint | 4"))]
+    assert [line.split(" | ")[-2:] for line in rows] == [["60", "0, 1 |"], ["60", "0 |"]]
+    (pair,) = (line for line in text.splitlines() if line.startswith("| joint - phase2"))
+    assert pair.endswith("| 60 | 0 |")
 
 
 def test_answers_that_differ_from_final_are_named(run, tmp_path, claims):
@@ -244,9 +327,9 @@ def test_all_files_come_of_one_call_through_pointers(run, tmp_path, capsys):
     compared = read_compare(out / "compare.csv")
     assert set(compared["session"]) == {"s0, s1, s2"} and len(compared) == 5 and set(compared["k"]) == {"4"}
     assert pd.read_csv(out / "summary.csv")["seed"].nunique() == 3
-    assert "| phase1 | 0.60 (0.50-0.70) | 60% | 40% | 100% |" in text
-    assert "| advisory | 0.50 (0.40-0.60) | 50% | 50% |  | not followed |" in text
-    assert "| addition | 20 | 100 | 100 |" in text and "took 11 minutes with controls" in text
+    assert "| phase1 | 60 (35-85) | 50-70 | 40 (15-65) | 100% |" in text
+    assert "| advisory | 50 (25-75) | 40-60 | 50 (25-75) |  | not followed | 0 |" in text
+    assert "| addition | 20 | 100 | 100 |" in text
     before = (out / "table.md").read_text()
     assert ladder.main([str(files[0]), str(files[0]), "--claims", str(CLAIMS), "--out", str(out)]) == 2
     assert (out / "table.md").read_text() == before
@@ -267,6 +350,18 @@ def test_the_figure_has_a_row_per_rung_and_marks_each_seed(run):
     assert len([line for line in recall.lines if line.get_marker() == "o"]) == 4
     seeds = [line.get_xdata() for line in exact.lines if line.get_marker() == "|"]
     assert len(seeds) == 18 and list(seeds[5]) == pytest.approx([100 * 50 / N, 100 * 51 / N])
+
+
+def test_the_figure_says_whose_controls_it_shows_and_no_names_overlap(run):
+    figure = draw(load_ladder([run(0), run(1, controls=False)]))
+    FigureCanvasAgg(figure).draw()
+    (caption,) = (text.get_text() for text in figure.texts)
+    assert "rungs: seeds 0, 1 · controls: seed 0" in caption
+    names = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert len(names) == 18 and not any(one.overlaps(two) for one, two in pairwise(names))
+    assert min(box.x0 for box in names) > 0
+    legend = figure.axes[0].get_legend().get_window_extent()
+    assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from synthetic import make_session, row, tok_s, void_run
 
-from analysis import merge
-from analysis.merge_figure import draw
+from analysis.merge import table as merge
+from analysis.merge.claims import findings
+from analysis.merge.figure import draw
+from analysis.merge.rows import Study
 from analysis.paper.claims import load_claims
 from analysis.rows import load_session
 
@@ -98,14 +101,14 @@ def claims():
 
 @pytest.fixture
 def found(claims):
-    return lambda path: {one.claim.id: one for one in merge.findings(merge.Study.load(path), claims)}
+    return lambda path: {one.claim.id: one for one in findings(Study.load(path), claims)}
 
 
 KINDS = {"attention": 0.3, "shared expert": 0.1}
 
 
 def test_survival_is_of_layers_and_prompts_with_one_set_and_of_sets_with_three(study):
-    one = merge.summary([merge.Study.load(study(KINDS))])
+    one = merge.summary([Study.load(study(KINDS))])
     attention, logits = row(one, kind="attention"), row(one, kind="logits")
     assert attention["survival"] == pytest.approx(0.315) and (attention["units"], attention["unit"]) == (4, "layers")
     half = 3.1824 * np.std([0, 0.01, 0.02, 0.03], ddof=1) / 2  # Student's t of three degrees of freedom
@@ -116,7 +119,7 @@ def test_survival_is_of_layers_and_prompts_with_one_set_and_of_sets_with_three(s
     )
     assert logits["survival"] == pytest.approx(0.22) and (logits["units"], logits["unit"]) == (5, "prompts")
     assert logits["n"] == 10 and logits["survival_max"] == pytest.approx(0.54) and np.isnan(logits["delta_rms"])
-    three = merge.summary([merge.Study.load(study(KINDS, sets=("0", "1", "2"), name="b"))])
+    three = merge.summary([Study.load(study(KINDS, sets=("0", "1", "2"), name="b"))])
     attention = row(three, kind="attention")
     assert (attention["units"], attention["unit"], attention["n"]) == (3, "adapter sets", 12)
     assert attention["survival"] == pytest.approx(0.415) and attention["ci_low"] < 0.3
@@ -127,7 +130,7 @@ def test_targets_without_a_correction_are_counted_and_not_averaged(study):
     rows = pd.read_parquet(path.with_suffix(".parquet"))
     rows.loc[(rows["kind"] == "attention") & (rows["layer"] > 0), "survival"] = math.nan
     rows.to_parquet(path.with_suffix(".parquet"))
-    attention = row(merge.summary([merge.Study.load(path)]), kind="attention")
+    attention = row(merge.summary([Study.load(path)]), kind="attention")
     assert (attention["n"], attention["untouched"]) == (1, 3) and attention["survival"] == pytest.approx(0.3)
 
 
@@ -152,6 +155,10 @@ def test_an_order_of_one_layer_is_undecided(study, found):
     rows[(rows["kind"] == "attention") | (rows["layer"] == 0)].to_parquet(path.with_suffix(".parquet"))
     one = found(path)["lora.survival_attention"]
     assert one.status == "not testable here" and one.why.startswith("undecided") and "n=1" in one.why
+
+
+def test_adapters_that_a_ladder_trained_are_judged_as_trained_ones(study, found):
+    assert found(study(KINDS, source="edge0 ladder"))["lora.survival_attention"].status == "relation holds"
 
 
 def test_no_claim_speaks_of_random_adapters(study, found):
@@ -223,7 +230,7 @@ def test_a_session_without_the_two_arms_and_other_files_are_refused_in_one_line(
 
 
 def test_the_figure_shows_every_target_and_the_papers_values(study, claims):
-    survival, steps = draw([merge.Study.load(study(KINDS))], claims).axes
+    survival, steps = draw([Study.load(study(KINDS))], claims).axes
     drawn = sorted(x for line in survival.lines if len(line.get_xdata()) == 4 for x in line.get_xdata())
     assert drawn == pytest.approx([0.1, 0.11, 0.12, 0.13, 0.3, 0.31, 0.32, 0.33])
     paper = {float(line.get_xdata()[0]) for line in survival.lines if line.get_marker() == "D"}
@@ -231,3 +238,42 @@ def test_the_figure_shows_every_target_and_the_papers_values(study, claims):
     (points,) = (line for line in steps.lines if line.get_marker() == "o")
     expected = [(0.01, 0.002 * (1 + 0.1 * layer)) for layer in range(4)]
     np.testing.assert_allclose(points.get_xydata(), expected)
+
+
+def outside(texts, figure):
+    """Texts of which a part lies beyond the figure, or beside which another one begins."""
+    boxes = [(text, text.get_window_extent()) for text in texts if text.get_text() and text.get_visible()]
+    cut = [text.get_text() for text, box in boxes if box.x0 < 0 or box.x1 > figure.bbox.x1 or box.y0 < 0]
+    return cut + [one.get_text() for n, (one, box) in enumerate(boxes) for _, other in boxes[:n] if box.overlaps(other)]
+
+
+@pytest.mark.parametrize("step", [0.0032, 0.01, 0.19])
+def test_ticks_are_there_apart_and_whole_and_no_legend_lies_on_a_panel(study, claims, step):
+    paths = [study(KINDS, step=step, name="a"), study({"dense": 0.2}, tier="tiny-8b", delta=0.3 * step, name="b")]
+    figure = draw([Study.load(path) for path in paths], claims)
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        assert axes.get_legend() is None
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            assert len(ticks) >= 2 and outside([tick.label1 for tick in ticks], figure) == []
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][:3] == ["attention", "shared expert", "dense"]
+    assert not any(legend.get_window_extent().overlaps(axes.get_tightbbox()) for axes in figure.axes)
+
+
+def test_prompts_far_below_are_counted_at_the_edge_and_not_drawn_there(study, claims):
+    survival, _ = draw([Study.load(study(KINDS, -1.27))], claims).axes
+    (logits,) = (line for line in survival.lines if line.get_marker() == "v")
+    assert sorted(logits.get_xdata()) == []
+    assert "◂ 5 of 5 below -1, mean -1.2" in [text.get_text() for text in survival.texts]
+    survival, _ = draw([Study.load(study(KINDS, -1.07, name="b"))], claims).axes  # -1.07 to -1.03 lie on the margin
+    (logits,) = (line for line in survival.lines if line.get_marker() == "v")
+    assert len(logits.get_xdata()) == 3 and "◂ 2 of 5 below -1" in [text.get_text() for text in survival.texts]
+
+
+def test_the_table_says_in_one_line_how_it_pools(study, claims, tmp_path):
+    text = merge.write([study(KINDS)], [], claims, tmp_path / "out")
+    (line,) = (line for line in text.splitlines() if line.startswith("Pooled: "))
+    assert "all projections of a kind" in line and "3 sets or more" in line and "one layer or prompt of one set" in line

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from analysis.statistics import (
+    Estimate,
     Ratio,
     batch_mean,
     bootstrap_share,
@@ -15,11 +17,17 @@ from analysis.statistics import (
     false_positive_range,
     false_positive_share,
     linear_slope,
+    mcnemar,
+    mean_of,
     median_spread,
     paired_difference,
     paired_ratio,
     rounds_needed,
     smallest_visible_effect,
+    student,
+    student_of_log,
+    unpaired,
+    wilson,
 )
 
 speeds = st.floats(0.01, 1e4)
@@ -248,3 +256,42 @@ def test_batches_are_wider_than_single_values_that_repeat_their_neighbours():
     found = batch_mean(values)
     single = 1.96 * values.std() / len(values) ** 0.5
     assert found.ci_high - found.mean > 4 * single
+
+
+def test_intervals_of_shares_against_known_ones():
+    lows = stats.binomtest(27, 30).proportion_ci(0.95, method="wilson")
+    found = wilson(27 / 30, 30)
+    assert (found.low, found.high) == (pytest.approx(100 * lows.low), pytest.approx(100 * lows.high))
+    # Newcombe (1998), his example 56/70 against 48/80: 0.20 (0.0524 to 0.3339).
+    difference = unpaired(wilson(56 / 70, 70), wilson(48 / 80, 80))
+    assert (difference.low, difference.high) == (pytest.approx(5.24, abs=0.005), pytest.approx(33.39, abs=0.005))
+    assert mean_of([Estimate(1, 0, 4), Estimate(3, 3, 7)]) == Estimate(2, 1.5, 4.5)
+
+
+def test_mcnemars_p_is_of_a_fair_coin():
+    """Of 8 tosses, 0, 1, 7 or 8 of a kind come with 2 * (1 + 8) / 2^8."""
+    assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(18 / 256) and mcnemar(0, 0) == 1
+
+
+def test_a_mean_of_what_is_never_negative_has_an_interval_that_is_not_either():
+    """Values 0, 0, 0 and 4: mean 1 and its error 1, t(0.975, 3) = 3.182446."""
+    plain, logged = student([0, 0, 0, 4]), student_of_log([0, 0, 0, 4])
+    assert plain.low == pytest.approx(1 - 3.182446) and plain.high == pytest.approx(1 + 3.182446)
+    assert (logged.low, logged.high) == pytest.approx((math.exp(-3.182446), math.exp(3.182446)))
+    assert student_of_log([0, 0, 0]) == Estimate(0, 0, 0) and math.isnan(student_of_log([0, 0]).low)
+    assert math.isnan(student_of_log([1, 2]).high) and student_of_log([1, 2]).value == 1.5
+
+
+def test_the_interval_of_a_skewed_mean_covers_it():
+    """Half of the values are 0, the others exponential of mean 1, as answers' losses are: 60 of them, 1,000 times."""
+    random = np.random.default_rng(5)
+    samples = random.exponential(size=(1000, 60)) * (random.random((1000, 60)) < 0.5)
+    covered = sum(found.low <= 0.5 <= found.high for found in map(student_of_log, samples)) / len(samples)
+    assert 0.91 < covered < 0.97
+
+
+def test_an_estimate_shows_itself():
+    assert Estimate(86.66, 70.3, 94.7).text() == "86.7 (70.3-94.7)"
+    assert Estimate(-0.04, -1.5, 1.2).text("+.1f") == "+0.0 (-1.5 to +1.2)"
+    assert Estimate(3, math.nan, math.nan).text(".0f") == "3 (no interval)"
+    assert Estimate(math.nan, math.nan, math.nan).text() == "unknown"

@@ -1,141 +1,55 @@
-"""The merge study: `python -m analysis.merge FILE... --sessions S... --claims CLAIMS --out DIR`, a file per checkpoint.
+"""The merge study: `python -m analysis.merge.table FILE... --sessions S... --claims CLAIMS --out DIR`.
 
-What a recovery LoRA loses when it is merged into int4 weights that are quantised again, by kind of projection and at
-the logits, and what it costs to keep it unmerged. Writes summary.csv, cost.csv, compare.csv, table.md and the figure,
-all or none, and prints table.md. Knows nothing of how weights are quantised; whether a correction is worth having at
-all is the ladder's to say.
+A file per checkpoint. What a recovery LoRA loses when it is merged into int4 weights that are quantised again, by kind
+of projection and at the logits, and what it costs to keep it unmerged. Writes summary.csv, cost.csv, compare.csv,
+table.md and the figure, all or none, and prints table.md. Knows nothing of how weights are quantised; whether a
+correction is worth having at all is the ladder's to say.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.heading import heading
-from analysis.merge_figure import save_merge_figure
-from analysis.paper.claims import Claim, Claims, load_claims
-from analysis.paper.findings import SYNTHESISED, Finding, Status, compare_rows, relation, value_text
-from analysis.paper.spans import Span
-from analysis.rows import (
-    Session,
-    load_session,
-    markdown_table,
-    named,
-    paired,
-    publishing,
-    read_json,
-    read_rows,
-    run_command,
-    write_tables,
-)
-from analysis.statistics import LEAST_FOR_INTERVAL, Difference, Ratio, median_spread, paired_difference, paired_ratio
-from analysis.units import interval, number, require
+from analysis.merge.claims import findings, told
+from analysis.merge.figure import save_merge_figure
+from analysis.merge.rows import KINDS, LOGITS, Study
+from analysis.paper.claims import Claims, load_claims
+from analysis.paper.findings import Finding, compare_rows, value_text
+from analysis.rows import Session, load_session, markdown_table, paired, publishing, run_command, write_tables
+from analysis.statistics import LEAST_FOR_INTERVAL, Difference, Ratio, median_spread
+from analysis.units import interval, number
 
 COMMAND = "snakemake merge"
 TIME_BUDGET = "about 3 minutes for each tiny tier on two cores"
-KINDS = ("attention", "linear attention", "shared expert", "dense")
-ATTENTION, DENSE = KINDS[:2], KINDS[2:]  # the paper's two words for what our targets are
-LOGITS = "logits"
 WITH, WITHOUT = "prerouter", "prerouter-bare"
-LEFT = 0.5  # less than this left of a correction: most of it is lost
-TRAINED = "edge0 train"  # how the source of a LoRA begins that was trained here; other synthesised ones are random
-WEIGHT_COLUMNS = (
-    "adapters target layer kind projection bits weights survival survival_same_grid delta_rms step_median "
-    "delta_over_step requantised_rms codes_changed"
-).split()
-LOGIT_COLUMNS = "adapters prompt task position change error survival".split()
-ABOUT = "tier k adapters prompts logits_refused prerouter session".split()
+POOLED = (
+    "Pooled: the median over all projections of a kind within a unit (at the logits: over all positions), then the "
+    "mean over units; a unit is an adapter set (a seed) with all its layers or prompts where there are "
+    f"{LEAST_FOR_INTERVAL} sets or more, else one layer or prompt of one set. All other columns are medians over all "
+    "targets of all sets."
+)
 HOW_TO_READ = (
     "B: a target's weight as the checkpoint holds it, U = B + the LoRA: what is served unmerged, M: U quantised again "
     "at the same bits, in groups of 64, by the converter's own rule. Survival is 1 - |U - M| / |U - B|: 1 where the "
     "grid takes the correction up, 0 where rounding costs as much as the correction is worth, below 0 where more.",
-    "Survival is a mean over units of the medians within them, with Student's interval over the units: adapter sets "
-    "(seeds) where there are three or more, else layers, at the logits prompts. The range is of single targets or "
-    "positions.",
+    "Survival's interval is Student's over the units; its range is of single targets or positions.",
     "`on the same grid`: the same, had each weight been rounded to the scales and biases that it had. `base alone` is "
     "what quantising the base again does without any correction, in steps: a converter that draws a new grid moves "
     "weights that need not move, and a correction below that drowns whatever its sign.",
-    "`step` is the scale of a group, the distance of two neighbouring weights; it and delta are medians over targets.",
+    "`step` is the scale of a group, the distance of two neighbouring weights.",
     "At the logits, three models are compared that differ in these weights alone, in fp32: with the LoRA, without it, "
     "and with it merged. A changed hidden state may also change routes, so that losses there need not be those of the "
     "weights.",
     "The cost of the unmerged path is a ratio of tok/s, paired by round within one session. The arm without the LoRA "
     "routes otherwise, so its loads per step stand beside it.",
 )
-
-
-@dataclass(frozen=True)
-class Study:
-    """One checkpoint: `weights` has a row per target and adapter set, `logits` one per position and set."""
-
-    about: Mapping[str, Any]
-    weights: pd.DataFrame
-    logits: pd.DataFrame
-
-    @classmethod
-    def load(cls, file: Path) -> Study:
-        """Raises ValueError, one line: a file that is none, a column or a fact that is missing, an unknown kind."""
-        path = named(file, "merge.json")
-        about = read_json(path)
-        if not isinstance(about, dict):
-            raise ValueError(f"{path}: expected a JSON object, found {type(about).__name__}")
-        require(path, about, ABOUT, "keys")
-        weights = read_rows(path.with_suffix(".parquet"), WEIGHT_COLUMNS)
-        strange = sorted(set(weights["kind"]) - set(KINDS))
-        if strange or weights.empty:
-            found = f"kind {strange[0]!r}" if strange else "no row"
-            raise ValueError(f"{path.with_suffix('.parquet')}: expected targets of {', '.join(KINDS)}, found {found}")
-        return cls(about, weights, read_rows(path.with_name("logits.parquet"), LOGIT_COLUMNS))
-
-    @property
-    def tier(self) -> str:
-        return str(self.about["tier"])
-
-    @property
-    def sets(self) -> int:
-        return len(self.about["adapters"])
-
-    def of(self, *kinds: str) -> pd.DataFrame:
-        """Rows of targets of these kinds; of the logits for `LOGITS`. Without those that no correction touches."""
-        rows = self.logits if kinds == (LOGITS,) else self.weights[self.weights["kind"].isin(kinds)]
-        return rows[rows["survival"].notna()]
-
-    def units(self, rows: pd.DataFrame, column: str) -> pd.Series:
-        """The median of a column within each unit that varies on its own."""
-        inner = "prompt" if "prompt" in rows.columns else "layer"
-        return rows.groupby(["adapters"] if self.sets >= LEAST_FOR_INTERVAL else ["adapters", inner])[column].median()
-
-    def unit_name(self, kind: str) -> str:
-        if self.sets >= LEAST_FOR_INTERVAL:
-            return "adapter sets"
-        return "prompts" if kind == LOGITS else "layers"
-
-    def survival(self, *kinds: str) -> Difference:
-        """Mean over units, with its interval; NaN for no row."""
-        values = self.units(self.of(*kinds), "survival")
-        return paired_difference(values, np.zeros(len(values)))
-
-    @property
-    def released(self) -> bool:
-        return self.tier not in SYNTHESISED
-
-    @property
-    def random(self) -> bool:
-        """Whether a LoRA is of random numbers, of which no claim speaks."""
-        return not self.released and not all(str(s).startswith(TRAINED) for s in self.about["adapters"].values())
-
-    @property
-    def origin(self) -> str:
-        """What the correction is, in words."""
-        source = " and ".join(dict.fromkeys(map(str, self.about["adapters"].values())))
-        return f"{'' if self.released else 'not the released adapter: '}{self.tier}, its LoRA made by {source}"
 
 
 def summary(studies: Sequence[Study]) -> pd.DataFrame:
@@ -197,85 +111,6 @@ def cost(session: Session) -> dict[str, Any]:
     return row | {"void_runs": len(session.void), "drift": session.drift().text, "session": session.name}
 
 
-def findings(study: Study, claims: Claims) -> list[Finding]:
-    """A finding for each `lora.*` claim. Raises ValueError for one that nothing here answers."""
-    judges = {
-        "lora.survival_attention": _more_in_attention,
-        "lora.survival_dense": lambda claim, study, where: _left(claim, study, DENSE, where),
-        "lora.survival_logits": lambda claim, study, where: _left(claim, study, (LOGITS,), where),
-        "lora.delta_rms": _below_the_step,
-    }
-    where = {"k": str(study.about["k"]), "arm": study.tier}
-    found = []
-    for claim in (claim for claim in claims.by_id.values() if claim.id.startswith("lora.")):
-        if claim.id not in judges:
-            raise ValueError(f"claim {claim.id}: the merge study does not answer it")
-        found.append(judges[claim.id](claim, study, where))
-    return found
-
-
-def _more_in_attention(claim: Claim, study: Study, where: Mapping[str, str]) -> Finding:
-    """More survives in attention than in dense projections, set by set or layer by layer."""
-    if study.random:
-        return Finding(claim, Status.NOT_TESTABLE, _told(study.survival(*ATTENTION)), study.origin, **where)
-    attention, dense = (study.units(study.of(*kinds), "survival") for kinds in (ATTENTION, DENSE))
-    shared = attention.index.intersection(dense.index)
-    more = paired_difference(attention.loc[shared], dense.loc[shared])
-    ours = f"{_told(study.survival(*ATTENTION))}, in {_names(study, DENSE)} {_told(study.survival(*DENSE))}"
-    what = f"attention less {_names(study, DENSE)}, paired by {study.unit_name('')}: {_told(more)}"
-    return _signed(claim, more, 0, 1, ours, f"{what}; {study.origin}", where)
-
-
-def _left(claim: Claim, study: Study, kinds: tuple[str, ...], where: Mapping[str, str]) -> Finding:
-    """How much is left: a size that follows from delta over step, and so belongs to the adapter that it was said of."""
-    left = study.survival(*kinds)
-    if left.n == 0:
-        refused = study.about["logits_refused"] if kinds == (LOGITS,) else ""
-        return Finding(claim, Status.NOT_TESTABLE, "", refused or "no correction of this kind", **where)
-    told = f"{_told(left)} over {study.unit_name(kinds[0])}"
-    if not study.released:
-        ratio = study.of(*KINDS)["delta_over_step"].median()
-        why = f"a size that follows from delta over step, {ratio:.2f} here: {told}; {study.origin}"
-        return Finding(claim, Status.NOT_TESTABLE, _told(left), why, **where)
-    found = _signed(claim, left, LEFT, -1, _told(left), f"less than {LEFT} survives: {told}; {study.origin}", where)
-    if found.status is Status.HOLDS and not Span.of(claim.value).meets(Span(left.ci_low, left.ci_high)):
-        return replace(found, status=Status.DIFFERS, why=f"{found.why}; the paper's {claim.value} is outside")
-    return found
-
-
-def _below_the_step(claim: Claim, study: Study, where: Mapping[str, str]) -> Finding:
-    """The correction is smaller than the distance of two neighbouring weights."""
-    rows = study.of(*KINDS)
-    deltas, steps = study.units(rows, "delta_rms"), study.units(rows, "step_median")
-    ratio = paired_ratio(deltas, steps) if len(rows) else Ratio(float("nan"), float("nan"), float("nan"), 0)
-    told = f"{rows['delta_rms'].median():.2g}, of a step of {rows['step_median'].median():.2g}"
-    why = f"delta RMS over the median step, by {study.unit_name('')}; {study.origin}"
-    blocked = study.origin if study.random else ""
-    return relation(claim, [ratio], told if len(rows) else "", smaller=True, why=why, blocked=blocked, **where)
-
-
-def _signed(
-    claim: Claim, value: Difference, limit: float, side: int, ours: str, why: str, where: Mapping[str, str]
-) -> Finding:
-    """Whether an interval lies above `limit` (`side` 1) or below it (-1)."""
-    low, high = sorted((side * (value.ci_low - limit), side * (value.ci_high - limit)))
-    status = Status.HOLDS if low > 0 else Status.FAILS if high < 0 else Status.NOT_TESTABLE
-    words = "undecided: " if status is Status.NOT_TESTABLE else ""
-    return Finding(claim, status, ours, f"{words}{why}", **where)
-
-
-def _told(value: Difference) -> str:
-    """`0.34 (0.31-0.37), n=8`."""
-    if value.n == 0:
-        return "none"
-    ends = interval(value.ci_low, value.ci_high, ".2f") if value.n >= LEAST_FOR_INTERVAL else "no interval"
-    return f"{value.mean:.2f} ({ends}), n={value.n}"
-
-
-def _names(study: Study, kinds: Sequence[str]) -> str:
-    return " and ".join(kind for kind in kinds if kind in set(study.weights["kind"])) or "dense projections"
-
-
 def markdown(
     studies: Sequence[Study],
     table: pd.DataFrame,
@@ -310,6 +145,7 @@ def markdown(
         f"# Merging the recovery LoRA into int4: {' and '.join(study.tier for study in studies)}",
         *heading(heads, *sessions),
         _survival_table(table),
+        POOLED,
         *(["## What the unmerged path costs at decode", _cost_table(costs)] if len(costs) else []),
         "## The paper beside ours",
         markdown_table(("claim", "paper", "tier", "ours", "status", "why"), paper),
@@ -325,7 +161,7 @@ def _survival_table(table: pd.DataFrame) -> str:
             row.tier,
             str(row.k),
             row.kind,
-            _told(Difference(row.survival, row.ci_low, row.ci_high, row.units)),
+            told(Difference(row.survival, row.ci_low, row.ci_high, row.units)),
             row.unit,
             interval(row.survival_min, row.survival_max, ".2f") if row.n else "",
             f"{row.n}" + (f" ({row.untouched} more without a correction)" if row.untouched else ""),
@@ -374,7 +210,8 @@ def write(files: Sequence[Path], sessions: Sequence[Path], claims: Claims, out: 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line. Exit code 0, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.merge", description="What merging a LoRA leaves of it.")
+    about = "What merging a LoRA leaves of it."
+    parser = argparse.ArgumentParser(prog="python -m analysis.merge.table", description=about)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a merge.json or latest.json each")
     parser.add_argument("--sessions", type=Path, nargs="*", default=[], help="of the decode cost, one for each tier")
     parser.add_argument("--claims", type=Path, required=True, help="the paper's claims.yaml")
