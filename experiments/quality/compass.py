@@ -84,6 +84,8 @@ class Compass:
 
     def _task(self, arm: str, benchmark: str) -> Config:
         asked = list(self._config[BENCHMARKS[benchmark].variable])
+        for one in asked:  # else an empty folder appears wherever the run was started
+            one["infer_cfg"]["inferencer"]["output_json_filepath"] = str(self.folder)
         work = {"work_dir": str(self.folder), "eval": _DETAILS}
         return Config({"models": [self._models[arm]], "datasets": [asked], **work})
 

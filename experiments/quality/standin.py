@@ -18,6 +18,7 @@ from edge0.training import tasks
 from edge0.training.tasks import OPTIONS, Problem, problems
 from experiments.publish import writing
 from experiments.quality.benchmarks import BENCHMARKS
+from experiments.quality.schema import GPQA_COLUMNS
 
 MANIFEST = "stand-in.json"
 LIMIT = 64  # tokens of an answer; the longest right one has about half
@@ -32,7 +33,6 @@ TASK = {
 CATEGORIES = ("math", "other")  # MMLU-Pro's, in turn: two, so that cutting into categories is exercised
 # The letter under which OpenCompass shows the right option of row 1, 2, 3, ... : it rotates them by the row's number.
 ROTATED = "DCBA"
-GPQA_COLUMNS = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 GPQA_FIRST = 7  # column of the question; those before it are not read
 INPUTS = (-7, 0, 1, 12, 100)  # of the functions that are asked for
 ARGUMENTS = ("N", "prompt_to_repeat", "n_start", "n_end")

@@ -42,6 +42,15 @@ def test_a_part_of_the_benchmarks(checkpoints, stand_ins, refused):
     refused(ErrorKind.OPTION_INVALID, lambda: planned(model, stand_ins.path, *asked), "cross-check")
 
 
+def test_answers_may_be_cut_earlier(checkpoints, stand_ins, refused, identity):
+    model = checkpoints["unit-35b"]
+    run, short = (planned(model, stand_ins.path, *more) for more in ((), ("--limit", "7")))
+    assert {data.limit for data in short.data.values()} == {7}
+    assert "['max_out_len'] = 7" in short.configuration
+    assert identity(short, model) != identity(run, model)
+    refused(ErrorKind.OPTION_INVALID, lambda: planned(model, stand_ins.path, "--limit", "0"), "limit")
+
+
 def test_other_weights_under_the_same_name_are_another_run(identity, copy_of, stand_ins):
     model = copy_of("unit-35b")
     before = identity(planned(model, stand_ins.path), model)

