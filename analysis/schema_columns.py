@@ -195,7 +195,7 @@ QUALITY = """
 benchmark text -: aime2026, humaneval, gpqa-diamond, mmlu-pro or ifbench.
 arm text -: int4 (the checkpoint as it is served) or fp (its original).
 k integer experts: Experts per token.
-question text -: Identity of the question, the same in both arms: its own, or digits of what it asks (before 2026-11-30 of AIME and GPQA: its row).
+question text -: Identity of the question in both arms: its own number, or digits of its content.
 category text -: Of MMLU-Pro its category, of IFBench its instructions; else empty.
 score number -: From 0 to 1.
 answer text -: All that was said.
