@@ -73,6 +73,9 @@ def _compared(ladder: Ladder, name: str, other: str, paper: str) -> Found:
     _, said = decided(side.rung, exact, entropy)
     if paper == COLLAPSE:
         measured += f"; repetitive {more_repetitive(ladder, side, base).text('+.1f')} points"
+    if paper == ORDER:
+        learnt = unpaired(*(recalled(ladder, one) for one in (side, base)))
+        measured += f"; recall {learnt.text('+.0f')} points"
     return Found(*about, measured, exact.of, said)
 
 
