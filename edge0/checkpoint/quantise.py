@@ -48,7 +48,7 @@ def write_checkpoint(
     unfinished = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
     try:
         unfinished.mkdir(parents=True)
-        contents = _Quantiser(named, unfinished)
+        contents = _Quantiser(named, directory)
         write_shard(unfinished / "model.safetensors", tensors, {"format": "mlx", **about}, contents)
         config_json = json.dumps(dict(config.raw), indent=1) + "\n"
         (unfinished / "config.json").write_text(config_json, encoding="utf-8")

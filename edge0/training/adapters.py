@@ -15,6 +15,22 @@ from edge0.checkpoint.fingerprint import fingerprint
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import read_config
+from edge0.training.files import check_writable, save_arrays
+
+
+def adapter_place(directory: Path, kind: str, k: int, base: Path) -> Path:
+    """Where `save_adapter` will write: known before hours of training, and that it may.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE, also where something is there that was not trained here, such as a released file.
+    """
+    family = read_config(base).family
+    path = adapter_path(directory, family, kind, k)
+    if path.exists() and open_adapter(directory, family, kind, k).base is None:
+        detail, hint = "is there already, and was not trained here", "name another directory (--out)"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint=hint)
+    check_writable(path)
+    return path
 
 
 def save_adapter(
@@ -32,25 +48,14 @@ def save_adapter(
         base: the checkpoint that they were trained for, where that is not `directory`.
 
     Raises:
-        Edge0Error: OUTPUT_UNWRITABLE, also where it would replace a file that was not trained here, such as a
-            released one; what the base is refused for.
+        Edge0Error: OUTPUT_UNWRITABLE as `adapter_place`; what the base is refused for.
     """
     base = base or directory
     config = read_config(base)
     about = {"source": source, "base": fingerprint(CheckpointIndex.open(base), config)}
     metadata = adapter_metadata(config.family, kind, k, owners, **about)
-    path = adapter_path(directory, config.family, kind, k)
-    if path.exists() and open_adapter(directory, config.family, kind, k).base is None:
-        detail, hint = "is there already, and was not trained here", "name another directory (--out)"
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint=hint)
-    partial = path.with_name(f".{path.name}")
-    arrays = {name: value.astype(mx.float16) for name, value in tensors.items()}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mx.save_safetensors(str(partial), arrays, metadata)
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written ({error})", path=path) from error
+    path = adapter_place(directory, kind, k, base)
+    save_arrays(path, {name: value.astype(mx.float16) for name, value in tensors.items()}, metadata)
     return path
 
 

@@ -2,7 +2,8 @@
 
 What is trained is a tree of arrays; the loss is a function of that tree and one micro-batch; the batch of a step is a
 function of its number. So nothing but the tree, the optimiser and the step make up a state, and a run that was
-interrupted goes on to the same bits. Knows nothing of models, heads or tokens.
+interrupted goes on to the same bits, from its last step where it was told to end, else from the last one saved. Knows
+nothing of models, heads or tokens.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,35 +22,14 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.training.files import save_arrays, writing
+from edge0.training.schedule import Schedule
 
 Tree = Any  # arrays in dictionaries and lists
 Loss = Callable[[Tree, Any], tuple[mx.array, dict[str, mx.array]]]  # (what is trained, micro-batch) -> loss, figures
 STATE, LOSSES = "state.safetensors", "losses.jsonl"
 # The package's files that a run computes with.
 COMPUTES = ("training", "models", "prerouter", "streaming/moe.py", "routing.py", "lora.py", "tiers.py")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast. `batch` is the sequences of a micro-batch; `accumulate` of them make one step."""
-
-    steps: int
-    batch: int
-    learning_rate: float
-    warmup: int = 20  # steps in which the rate grows from zero
-    final_rate: float = 0.1  # of a cosine's end, as a share of learning_rate
-    clip: float = 1.0  # largest norm of a step's gradient
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.98)
-    accumulate: int = 1
-    save_every: int = 100
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0 on: linear warm-up, then a cosine."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
 
 
 class Run:
@@ -68,14 +46,15 @@ class Run:
 
     def __init__(self, folder: Path, schedule: Schedule, start: Callable[[], Tree], identity: dict[str, Any]):
         self.folder, self.schedule = folder, schedule
-        self._identity = json.dumps(identity | {"code": code(), "mlx": mx.__version__}, sort_keys=True)
+        self.identity = identity | {"code": code(), "mlx": mx.__version__}
         self._optimizer = optim.AdamW(0.0, betas=list(schedule.betas), weight_decay=schedule.weight_decay)
         self.rows: list[dict[str, float]] = []
         self.trained, self.step = start(), 0
         self._optimizer.init(self.trained)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         if (folder / STATE).exists():
             self._resume(folder / STATE)
-        folder.mkdir(parents=True, exist_ok=True)
 
     def advance(
         self,
@@ -89,8 +68,11 @@ class Run:
 
         Args:
             batches: (step, micro-batch) to what `loss` takes.
-            watch: told each step and its loss.
-            look: figures of the run where its state is saved, kept in the row of that step.
+            watch: told each step and its loss. What it raises ends the run, with the state of that step saved.
+            look: figures of the run at every `save_every`-th step and the last, kept in the row of that step.
+
+        Raises:
+            Edge0Error: TRAINING_DIVERGED, OUTPUT_UNWRITABLE.
         """
         compute = mx.value_and_grad(loss)
         while self.step < self.schedule.steps and not stop(self.rows):
@@ -118,26 +100,34 @@ class Run:
                 )
             self.rows.append({"step": self.step, "rate": rate, "gradient_norm": float(norm), **row})
             self.step += 1
-            watch(self.step, row["loss"])
-            if self.step % self.schedule.save_every == 0 or self.step == self.schedule.steps:
+            if due := self.step % self.schedule.save_every == 0 or self.step == self.schedule.steps:
                 self.rows[-1] |= look(self)
                 self.save()
-        with (self.folder / LOSSES).open("w", encoding="utf-8") as file:
+            try:
+                watch(self.step, row["loss"])
+            except BaseException:
+                if not due:
+                    self.save()
+                raise
+        with writing(path := self.folder / LOSSES), path.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
 
     def save(self) -> None:
-        """Make the state on disk this one, whole or not at all. OSError passes."""
+        """Make the state on disk this one, whole or not at all.
+
+        Raises:
+            Edge0Error: OUTPUT_UNWRITABLE.
+        """
         arrays = {f"trained.{name}": value for name, value in tree_flatten(self.trained)}
         arrays |= {f"optimizer.{name}": value for name, value in tree_flatten(self._optimizer.state)}
-        partial = self.folder / f".{STATE}"
-        metadata = {"step": str(self.step), "identity": self._identity, "rows": json.dumps(self.rows)}
-        mx.save_safetensors(str(partial), arrays, metadata)
-        os.replace(partial, self.folder / STATE)
+        identity = json.dumps(self.identity, sort_keys=True)
+        metadata = {"step": str(self.step), "identity": identity, "rows": json.dumps(self.rows)}
+        save_arrays(self.folder / STATE, arrays, metadata)
 
     def _resume(self, state: Path) -> None:
         arrays, metadata = mx.load(str(state), return_metadata=True)
-        if metadata["identity"] != self._identity:
-            ours, held = json.loads(self._identity), json.loads(metadata["identity"])
+        ours, held = json.loads(json.dumps(self.identity)), json.loads(metadata["identity"])
+        if ours != held:
             differing = sorted(key for key in ours | held if ours.get(key) != held.get(key))
             raise Edge0Error(
                 ErrorKind.TRAINING_MISMATCH,

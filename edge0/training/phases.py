@@ -24,15 +24,13 @@ from edge0.prerouter.heads import head_logits
 from edge0.tiers import ModelConfig
 from edge0.training import losses
 from edge0.training.corpus import Batch, Corpus, Sample, epochs
-from edge0.training.loop import Run, Schedule, digest
+from edge0.training.loop import Run, digest
 from edge0.training.sampling import sampled
+from edge0.training.schedule import Schedule
 from edge0.training.scoring import teacher_forced
 from edge0.training.student import Student, Tensors, warm_start
 
 Watch = Callable[[int, float], None]
-PHASE1 = Schedule(steps=300, batch=60, learning_rate=2e-3, save_every=50)
-PHASE2 = Schedule(steps=500, batch=50, learning_rate=5e-4, save_every=50)
-PHASE3 = Schedule(steps=40, batch=32, learning_rate=2e-4, save_every=20)
 RECALL = "held_recall"  # in the rows of steps whose state is saved: mean over predicted layers
 PATIENCE = 2  # looks at held-out recall without a gain, after which phase 1 ends
 TOP = 8  # tokens of the teacher that phase 3 tells apart

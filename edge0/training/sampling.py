@@ -6,7 +6,7 @@ decoded together, so that none is padded before its answer. Knows nothing of tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -24,10 +24,11 @@ def answers(
     longest: int,
     end: int,
     key: mx.array | None = None,
+    watch: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """What follows each prompt: the likeliest tokens, or with a `key` drawn at temperature 1, to `end` or `longest`.
 
-    `end` is part of an answer that reached it.
+    `end` is part of an answer that reached it; `watch` is told how many prompts are answered.
     """
     found: list[list[int]] = [[] for _ in prompts]
     for length in sorted({len(prompt) for prompt in prompts}):
@@ -38,15 +39,21 @@ def answers(
         rows = _together(student, given, heads, lora, longest, end, None if key is None else own)
         for place, row in zip(places, rows, strict=True):
             found[place] = row
+        watch(sum(map(bool, found)))
     return found
 
 
 def own_lines(
-    student: Student, vocabulary: Vocabulary, asked: Sequence[Sample], longest: int
+    student: Student,
+    vocabulary: Vocabulary,
+    asked: Sequence[Sample],
+    longest: int,
+    watch: Callable[[int], None] = lambda done: None,
 ) -> list[dict[str, object]]:
     """Lines of a corpus: the student's own likeliest answer to each prompt, but for those with no end in `longest`."""
     end = vocabulary.tokenizer.eos_token_id
-    said = answers(student, [sample.tokens[: sample.prompt_length] for sample in asked], None, None, longest, end)
+    prompts = [sample.tokens[: sample.prompt_length] for sample in asked]
+    said = answers(student, prompts, None, None, longest, end, watch=watch)
     return [
         answered(sample.messages, vocabulary.tokenizer.decode(row[:-1]))
         for sample, row in zip(asked, said, strict=True)

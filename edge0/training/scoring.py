@@ -46,6 +46,45 @@ def score(
     return scores, recalls
 
 
+@dataclass(frozen=True)
+class Quality:
+    """Means over held-out samples. `exact_match`: of the `chats` among them, None where nothing was answered;
+    `cross_entropy` in nats per answer token; `recall` over the predicted layers, None without heads."""
+
+    samples: int
+    chats: int
+    exact_match: float | None
+    cross_entropy: float
+    recall: float | None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.exact_match is not None:
+            parts.append(f"exact match {self.exact_match:.3f} of {self.chats} chats")
+        parts.append(f"cross-entropy {self.cross_entropy:.4f} nats per token")
+        if self.recall is not None:
+            parts.append(f"recall {self.recall:.3f}")
+        return f"{', '.join(parts)} ({self.samples} held-out samples)"
+
+
+def quality(
+    student: Student,
+    samples: Sequence[Sample],
+    heads: Tensors | None,
+    lora: Tensors | None,
+    end: int,
+    answering: bool = True,
+) -> Quality:
+    """Means of what `score` says; a text has no answer to match. Without `answering` no answer is decoded."""
+    entropies, recalls = teacher_forced(student, samples, heads, lora, end)
+    chats = [sample for sample in samples if sample.messages]
+    exact = None
+    if answering and chats:
+        exact = float(np.mean([found.exact for found in score(student, chats, heads, lora, end)[0]]))
+    recall = float(np.mean(list(recalls.values()))) if recalls else None
+    return Quality(len(samples), len(chats), exact, float(np.mean(entropies)), recall)
+
+
 def answer_limit(samples: Sequence[Sample]) -> int:
     """Tokens after which an answer is cut: two more than the longest that counts."""
     return max(len(sample.tokens) - sample.prompt_length for sample in samples) + 2

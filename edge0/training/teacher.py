@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,8 +19,9 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from edge0 import models
-from edge0.checkpoint.header import read_header
+from edge0.checkpoint.header import ShardHeader, read_header
 from edge0.checkpoint.quantise import write_checkpoint
+from edge0.checkpoint.strict import plain
 from edge0.checkpoint.synth import released_config
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.errors import Edge0Error, ErrorKind
@@ -27,7 +29,9 @@ from edge0.serving.vocabulary import Vocabulary
 from edge0.tiers import ModelConfig, Tier, find_tier, parse_config
 from edge0.training import losses
 from edge0.training.corpus import Batch, Sample, chat_sample
-from edge0.training.loop import Run, Schedule
+from edge0.training.files import save_arrays, sha256, writing
+from edge0.training.loop import Run
+from edge0.training.schedule import SCHEDULES, Schedule
 from edge0.training.student import Student
 from edge0.training.tasks import PHRASES, TASKS, Problem, held_out
 
@@ -40,11 +44,8 @@ GROUPS: tuple[tuple[float, Mapping[str, int]], ...] = (
     (0.50, {"chain": 4, "choice-of-4": 3, "function": 1, "instruction": 3}),
     (0.15, {"choice-of-10": 1}),
 )
-SCHEDULES = {
-    "tiny-35b": Schedule(steps=3000, batch=50, learning_rate=2e-3, warmup=50),
-    "tiny-8b": Schedule(steps=3000, batch=50, learning_rate=2e-3, warmup=50),
-}
 SOURCE = "edge0 train base"
+KEPT = "name what `edge0 train base` wrote"
 ORIGINAL = "original_sha256"  # in a checkpoint's metadata: the kept file that it was quantised from
 
 
@@ -56,20 +57,33 @@ def sample_of(problem: Problem, vocabulary: Vocabulary) -> Sample:
 def drawn(vocabulary: Vocabulary, batch: int, seed: int) -> Callable[[int, int], Batch]:
     """(step, micro-batch) to a batch of fresh problems of one group, none of them held out."""
     pad = vocabulary.tokenizer.eos_token_id
-    shares, groups = zip(*GROUPS, strict=True)
 
     def make(step: int, part: int) -> Batch:
-        rng = np.random.default_rng([seed, step, part])
-        weights = groups[rng.choice(len(groups), p=shares)]
-        names, chances = list(weights), np.array(list(weights.values())) / sum(weights.values())
-        samples: list[Sample] = []
-        while len(samples) < batch:
-            problem = TASKS[names[rng.choice(len(names), p=chances)]](rng)
-            if not held_out(problem.prompt):
-                samples.append(sample_of(problem, vocabulary))
-        return Batch.of(samples, pad)
+        return Batch.of([sample_of(problem, vocabulary) for problem in _some(batch, seed, step, part)], pad)
 
     return make
+
+
+def _some(batch: int, seed: int, step: int, part: int) -> list[Problem]:
+    shares, groups = zip(*GROUPS, strict=True)
+    rng = np.random.default_rng([seed, step, part])
+    weights = groups[rng.choice(len(groups), p=shares)]
+    names, chances = list(weights), np.array(list(weights.values())) / sum(weights.values())
+    found: list[Problem] = []
+    while len(found) < batch:
+        problem = TASKS[names[rng.choice(len(names), p=chances)]](rng)
+        if not held_out(problem.prompt):
+            found.append(problem)
+    return found
+
+
+def data_digest(schedule: Schedule, seed: int) -> str:
+    """What tells the problems of two trainings apart: 64 hexadecimal digits, of all prompts and answers in order."""
+    found = hashlib.sha256()
+    for step, part in product(range(schedule.steps), range(schedule.accumulate)):
+        for problem in _some(schedule.batch, seed, step, part):
+            found.update(f"{problem.prompt}\0{problem.answer}\0".encode())
+    return found.hexdigest()
 
 
 def train(
@@ -78,11 +92,11 @@ def train(
     seed: int,
     schedule: Schedule,
     watch: Callable[[int, float], None] = lambda step, loss: None,
-) -> Student:
-    """Train `tier` in `folder`, or go on there; the model with what was trained.
+) -> tuple[Student, Run]:
+    """Train `tier` in `folder`, or go on there; the model with what was trained, and its run.
 
     Raises:
-        Edge0Error: TRAINING_MISMATCH, TRAINING_DIVERGED.
+        Edge0Error: TRAINING_MISMATCH, TRAINING_DIVERGED, OUTPUT_UNWRITABLE.
     """
     config = config_of(tier, folder)
     vocabulary = vocabulary_in(folder)
@@ -109,7 +123,7 @@ def train(
     run.advance(loss, drawn(vocabulary, schedule.batch, seed), watch)
     model.update(tree_unflatten(list(run.trained.items())))
     model.eval()
-    return student
+    return student, run
 
 
 def config_of(tier: Tier, folder: Path) -> ModelConfig:
@@ -117,9 +131,14 @@ def config_of(tier: Tier, folder: Path) -> ModelConfig:
 
 
 def vocabulary_in(folder: Path) -> Vocabulary:
-    """The tiny tiers' tokenizer, written into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder, PHRASES)
+    """The tiny tiers' tokenizer, written into `folder`.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(folder, PHRASES)
     return Vocabulary(folder)
 
 
@@ -129,28 +148,36 @@ def weights_of(student: Student) -> dict[str, mx.array]:
 
 
 def keep(student: Student, path: Path, tier: Tier, seed: int, folder: Path) -> None:
-    """Save all parameters in bf16 as one file, which names the tokenizer in `folder`. OSError passes."""
+    """Save all parameters in bf16 as one file, which names the tokenizer in `folder`.
+
+    Raises:
+        Edge0Error: OUTPUT_UNWRITABLE.
+    """
     arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
-    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": _file(folder / "tokenizer.json")}
-    partial = path.with_name(f".{path.name}")
-    mx.save_safetensors(str(partial), arrays, {"format": "mlx", **about})
-    partial.replace(path)
-
-
-def _file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": sha256(folder / "tokenizer.json")}
+    save_arrays(path, arrays, {"format": "mlx", **about})
 
 
 def write(kept: Path, directory: Path) -> Path:
     """The int4 checkpoint of a teacher that `keep` saved.
 
     Raises:
-        Edge0Error: what the file is refused for; as `quantise.write_checkpoint`.
+        Edge0Error: what the file is refused for, TIER_UNKNOWN when it names no tier that is trained here,
+            TRAINING_MISMATCH when its weights are not the tier's; as `quantise.write_checkpoint`.
     """
-    said = read_header(kept).metadata
-    tier, seed = said.get("tier", "not named in the file"), said.get("seed")
-    about = {"source": f"{SOURCE} {tier} --seed {seed}", ORIGINAL: _file(kept)}
-    return write_checkpoint(find_tier(tier), directory, kept_weights(kept), about, PHRASES)
+    said = _header(kept).metadata
+    name, seed = said.get("tier"), said.get("seed")
+    if name not in SCHEDULES:
+        found = "none" if name is None else plain(name)
+        detail, expected = "it is not a kept teacher: its metadata names no tier that is trained", ", ".join(SCHEDULES)
+        where = {"path": kept, "tensor": "tier", "expected": expected, "found": found, "hint": KEPT}
+        raise Edge0Error(ErrorKind.TIER_UNKNOWN, detail, **where)
+    tier = find_tier(name)
+    weights = kept_weights(kept)
+    config = config_of(tier, directory)
+    _check_weights(Student.of(models.build(config, directory, streamed=False), config, TEACHER_K), weights, kept)
+    about = {"source": f"{SOURCE} {name} --seed {seed}", ORIGINAL: sha256(kept)}
+    return write_checkpoint(tier, directory, weights, about, PHRASES)
 
 
 def kept_weights(path: Path) -> dict[str, mx.array]:
@@ -159,8 +186,30 @@ def kept_weights(path: Path) -> dict[str, mx.array]:
     Raises:
         Edge0Error: what the file is refused for.
     """
-    read_header(path)  # names what is wrong with the file
+    _header(path)  # names what is wrong with the file
     return {name: value.astype(mx.float32) for name, value in mx.load(str(path)).items()}
+
+
+def _header(kept: Path) -> ShardHeader:
+    """As `read_header`, with what helps with a file of one's own."""
+    try:
+        return read_header(kept)
+    except Edge0Error as error:
+        said = {"tensor": error.tensor, "expected": error.expected, "found": error.found}
+        raise Edge0Error(error.kind, error.detail, path=kept, hint=KEPT, **said) from error
+
+
+def _check_weights(student: Student, weights: Mapping[str, mx.array], kept: Path) -> None:
+    """That names and shapes are those of the student's parameters, or TRAINING_MISMATCH."""
+    ours, held = ({name: value.shape for name, value in part.items()} for part in (weights_of(student), weights))
+    for name in sorted(ours | held):
+        if ours.get(name) != held.get(name):
+            expected, found = (list(part[name]) if name in part else "no such tensor" for part in (ours, held))
+            _refuse(kept, f"it is of another model: {plain(name)}", expected, found)
+
+
+def _refuse(kept: Path, detail: str, expected: object, found: object) -> NoReturn:
+    raise Edge0Error(ErrorKind.TRAINING_MISMATCH, detail, path=kept, expected=expected, found=found, hint=KEPT)
 
 
 def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
@@ -173,22 +222,15 @@ def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
         Edge0Error: what the file is refused for; TRAINING_MISMATCH when it is of another model or another tokenizer.
     """
 
-    def refuse(detail: str, expected: object, found: object) -> NoReturn:
-        hint = "name what `edge0 train base` wrote for this checkpoint"
-        raise Edge0Error(ErrorKind.TRAINING_MISMATCH, detail, path=kept, expected=expected, found=found, hint=hint)
-
     model = models.build(config, folder, streamed=False)
     student = Student.of(model, config, k)
     weights = kept_weights(kept)
-    ours, held = ({name: value.shape for name, value in part.items()} for part in (weights_of(student), weights))
-    for name in sorted(ours | held):
-        if ours.get(name) != held.get(name):
-            refuse(f"it is of another model: {name}", ours.get(name), held.get(name))
-    if (said := read_header(kept).metadata.get("tokenizer")) != (expected := _file(folder / "tokenizer.json")):
-        refuse("it speaks through another tokenizer than the checkpoint", expected, said)
+    _check_weights(student, weights, kept)
+    if (said := _header(kept).metadata.get("tokenizer")) != (expected := sha256(folder / "tokenizer.json")):
+        _refuse(kept, "it speaks through another tokenizer than the checkpoint", expected, said)
     quantised_from = read_header(folder / "model.safetensors").metadata.get(ORIGINAL)
-    if quantised_from != (found := _file(kept)):
-        refuse("the checkpoint was quantised from another file", quantised_from, found)
+    if quantised_from != (found := sha256(kept)):
+        _refuse(kept, "the checkpoint was quantised from another file", quantised_from, found)
     model.update(tree_unflatten(list(weights.items())))
     mx.eval(model.parameters())
     model.eval()

@@ -8,78 +8,33 @@
     edge0 train on-policy models/mine corpus.jsonl --held held.jsonl --k 4 --teacher teacher.safetensors
 
 A run that was interrupted goes on by the same command, to the same bits. Each phase saves its adapter where the engine
-looks for it, and leaves losses (Parquet) and a card beside its state. `snakemake ladder` does all of it and scores it.
+looks for it, says how good it is on what was held out, and leaves losses (Parquet) and a card beside its state. What
+phase 2 made last is kept under OUT/training too: phase 3 begins with that, never with a result of its own. `snakemake
+ladder` does all of it and scores it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import ModelConfig, find_tier, read_config
+from edge0.training.schedule import SCHEDULES
+from experiments.training.arguments import PHASES, add_arguments
+from experiments.training.watching import showing, watching
 
+if TYPE_CHECKING:
+    from edge0.training.phases import Task
+
+__all__ = ["HELP", "add_arguments", "run"]
 HELP = "train a tiny teacher, prerouter heads and recovery LoRA"
-INNER = 512  # hidden width of a head, as released
-PHASES = {
-    "heads": "phase 1: heads imitate the next layer's router",
-    "lora": "phase 2: recovery LoRA on the student's path, heads frozen",
-    "on-policy": "phase 3: reverse KL on the student's own text",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--no-blas", action="store_true", help="MLX's own BLAS, where a faster one is installed")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    base = actions.add_parser("base", help="a teacher from scratch, on seeded problems")
-    base.add_argument("tier", help="tiny-35b or tiny-8b")
-    base.add_argument("output", metavar="FILE", type=Path, help="new file for what was trained, in bf16")
-    base.add_argument("--seed", type=_natural, default=0)
-    base.add_argument("--steps", type=_positive, help="default: what the tier needs")
-
-    quantise = actions.add_parser("quantise", help="the int4 checkpoint of a kept teacher")
-    quantise.add_argument("weights", metavar="FILE", type=Path, help="what `train base` wrote")
-    quantise.add_argument("output", metavar="OUT", type=Path, help="new directory")
-
-    generate = actions.add_parser("generate", help="a model's own answers to the prompts of a corpus, as a new corpus")
-    generate.add_argument("model", metavar="MODEL", type=Path)
-    generate.add_argument("corpus", metavar="CORPUS", type=Path, help="JSONL of chat messages")
-    generate.add_argument("output", metavar="OUT", type=Path, help="JSONL file to write")
-    generate.add_argument("--k", type=_positive, default=8, help="experts per token (default 8)")
-    generate.add_argument("--longest", type=_positive, default=64, help="tokens of an answer (default 64)")
-    generate.add_argument("--skip-broken", action="store_true", help="leave broken lines of the corpus out")
-
-    for name, about in PHASES.items():
-        phase = actions.add_parser(name, help=about)
-        phase.add_argument("model", metavar="MODEL", type=Path, help="an int4 checkpoint")
-        phase.add_argument("corpus", metavar="CORPUS", type=Path, help="JSONL of chat messages or text")
-        phase.add_argument(
-            "--held", type=Path, required=True, metavar="CORPUS", help="samples that are never trained on"
-        )
-        phase.add_argument("--k", type=_positive, required=True, help="experts per token that is trained for")
-        phase.add_argument("--out", type=Path, metavar="DIR", help="where the adapter set lies (default: MODEL)")
-        phase.add_argument("--folder", type=Path, metavar="DIR", help="of the run (default: OUT/training/kK-ACTION)")
-        phase.add_argument("--seed", type=_natural, default=0)
-        phase.add_argument("--steps", type=_positive)
-        phase.add_argument("--batch", type=_positive, help="sequences of a micro-batch")
-        phase.add_argument("--accumulate", type=_positive, help="micro-batches of a step")
-        phase.add_argument("--learning-rate", type=_rate)
-        phase.add_argument("--longest", type=_positive, default=512, help="tokens of a sequence (default 512)")
-        phase.add_argument("--skip-broken", action="store_true", help="leave broken lines of the corpora out")
-        if name == "heads":
-            phase.add_argument("--inner", type=_positive, default=INNER, help=f"hidden width of a head ({INNER})")
-            phase.add_argument(
-                "--first", type=int, help="first layer with a head (default: in proportion to the released models)"
-            )
-        else:
-            phase.add_argument("--checkpointing", action="store_true", help="recompute layers: less memory, more time")
-        if name == "on-policy":
-            phase.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="what `train base` wrote")
+SOURCE = "edge0 train"  # and the phase: what an adapter says of where it comes from
+HEADS, LORA = "prerouter", "lora"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -91,22 +46,38 @@ def run(options: argparse.Namespace) -> None:
 
 def _base(options: argparse.Namespace) -> None:
     from edge0.training import teacher
+    from edge0.training.files import check_writable
+    from experiments.training.records import leave, named
 
-    tier = find_tier(options.tier)
-    if tier.name not in teacher.SCHEDULES:
-        expected = ", ".join(teacher.SCHEDULES)
+    tier, output = find_tier(options.tier), options.output
+    if tier.name not in SCHEDULES:
+        expected = ", ".join(SCHEDULES)
         raise Edge0Error(ErrorKind.TIER_UNKNOWN, "not a tier to train", expected=expected, found=tier.name)
-    if options.output.exists():
-        hint = "remove it or name another file"
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, "is there already", path=options.output, hint=hint)
-    schedule = teacher.SCHEDULES[tier.name]
+    if output.exists():
+        raise Edge0Error(
+            ErrorKind.OUTPUT_UNWRITABLE, "is there already", path=output, hint="remove it or name another file"
+        )
+    check_writable(output)
+    schedule = SCHEDULES[tier.name]
     if options.steps is not None:
         schedule = dataclasses.replace(schedule, steps=options.steps)
-    folder = options.output.with_name(f".{options.output.name}.training")
-    with _progress(f"{tier.name}, {options.blas}", schedule.steps) as watch:
-        student = teacher.train(tier, folder, options.seed, schedule, watch)
-    teacher.keep(student, options.output, tier, options.seed, folder)
-    print(options.output)
+    folder = output.with_name(f".{output.name}.training")
+    with watching(f"{tier.name}, {options.blas}", schedule.steps) as watch:
+        student, made = teacher.train(tier, folder, options.seed, schedule, watch)
+    teacher.keep(student, output, tier, options.seed, folder)
+    about = {
+        "phase": "base",
+        "tier": tier.name,
+        "seed": options.seed,
+        "schedule": dataclasses.asdict(schedule),
+        "problems": {
+            "drawn": schedule.steps * schedule.accumulate * schedule.batch,
+            "sha256": teacher.data_digest(schedule, options.seed),
+        },
+        "kept": named(output),
+    }
+    leave(made, options.blas, about)
+    _tell(output, folder)
 
 
 def _quantise(options: argparse.Namespace) -> None:
@@ -116,63 +87,146 @@ def _quantise(options: argparse.Namespace) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    from edge0.checkpoint.fingerprint import fingerprint
+    from edge0.checkpoint.header import CheckpointIndex
     from edge0.serving.vocabulary import Vocabulary
-    from edge0.training.corpus import read_corpus, write_corpus
+    from edge0.training import teacher
+    from edge0.training.corpus import read_prompts, write_corpus
+    from edge0.training.files import check_writable
     from edge0.training.sampling import own_lines
     from edge0.training.student import Student
-    from experiments.publish import writing
+    from experiments.training.records import described, named, write_card
 
-    vocabulary, student = Vocabulary(options.model), Student(options.model, options.k)
-    corpus = read_corpus(options.corpus, vocabulary, student.config.positions, options.skip_broken)
-    asked = [sample for sample in corpus.samples if sample.messages]
-    lines = own_lines(student, vocabulary, asked, options.longest)
-    with writing(options.output):
-        write_corpus(options.output, lines)
-    print(f"{options.output}: {len(lines)} answers; {len(asked) - len(lines)} had no end in {options.longest} tokens")
+    model, output, k = options.model, options.output, options.k
+    if output.resolve() == options.corpus.resolve() or output.exists() and output.samefile(options.corpus):
+        detail, hint = "is the corpus that is to be read", "name another file"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=output, hint=hint)
+    config, vocabulary = read_config(model), Vocabulary(model)
+    asked = read_prompts(options.corpus, vocabulary, config.positions, options.skip_broken)
+    check_writable(output)
+    student = Student(model, k) if options.teacher is None else teacher.original(config, options.teacher, k, model)
+    with showing(f"generate, {options.blas}", len(asked.samples)) as watch:
+        lines = own_lines(student, vocabulary, asked.samples, options.longest, watch)
+    write_corpus(output, lines)
+    unended = len(asked.samples) - len(lines)
+    card = {
+        "phase": "generate",
+        "base": str(model),
+        "base_fingerprint": fingerprint(CheckpointIndex.open(model), config),
+        "teacher": None if options.teacher is None else named(options.teacher),
+        "k": k,
+        "longest": options.longest,
+        "seed": None,  # the likeliest token each time
+        "asked": {**described(asked), "texts": asked.texts},
+        "answers": len(lines),
+        "unended": unended,
+        "corpus": named(output),
+        "blas": options.blas,
+    }
+    write_card(output.with_name(f"{output.name}.card.json"), card)
+    said = f"{output}: {len(lines)} answers; {unended} had no end in {options.longest} tokens"
+    print(said + f"; {asked.texts} texts ask nothing" * (asked.texts > 0))
 
 
 def _phase(options: argparse.Namespace) -> None:
     from edge0.serving.vocabulary import Vocabulary
     from edge0.training import phases, teacher
-    from edge0.training.adapters import load_adapter, save_adapter
+    from edge0.training.adapters import adapter_place, load_adapter, save_adapter
     from edge0.training.corpus import read_corpus
     from edge0.training.student import Student
-    from experiments.training.records import described, record
+    from experiments.training.records import described, named, record
 
     model, out, k = options.model, options.out or options.model, options.k
-    vocabulary = Vocabulary(model)
+    config, vocabulary = read_config(model), Vocabulary(model)
     corpus, held = (
         read_corpus(path, vocabulary, options.longest, options.skip_broken) for path in (options.corpus, options.held)
     )
     corpus.check_apart(held)
-    heads, lora = None, None
+    heads, lora, files = None, None, {}
     if options.action == "heads":
-        owners = _owners(read_config(model), options.first)
+        owners = _owners(config, options.first)
     else:
-        heads, owners = load_adapter(out, "prerouter", k, model)
+        heads, owners = load_adapter(out, HEADS, k, model)
+        files["heads"] = named(_file(out, config, HEADS, k))
     if options.action == "on-policy":
-        lora, _ = load_adapter(out, "lora", k, model)
-    schedule = {"heads": phases.PHASE1, "lora": phases.PHASE2, "on-policy": phases.PHASE3}[options.action]
-    named = ("steps", "batch", "accumulate", "learning_rate")
+        begun = _begun(options, out, config)
+        lora, _ = load_adapter(begun, LORA, k, model)
+        original = teacher.original(config, options.teacher, teacher.TEACHER_K, model)
+        files |= {"lora": named(_file(begun, config, LORA, k)), "teacher": named(options.teacher)}
+    kind = HEADS if options.action == "heads" else LORA
+    adapter_place(out, kind, k, model)
+    _, schedule = PHASES[options.action]
+    changeable = ("steps", "batch", "accumulate", "learning_rate")
     schedule = dataclasses.replace(
-        schedule, **{name: value for name in named if (value := getattr(options, name)) is not None}
+        schedule, **{name: value for name in changeable if (value := getattr(options, name)) is not None}
     )
     student = Student(model, k, owners)
     folder = options.folder or out / "training" / f"k{k}-{options.action}"
-    with _progress(f"{options.action}, {options.blas}", schedule.steps) as watch:
+    with watching(f"{options.action}, {options.blas}", schedule.steps) as watch:
         task = phases.Task(student, corpus, held.samples, folder, options.seed, schedule, watch)
         task = dataclasses.replace(task, checkpointing=getattr(options, "checkpointing", False))
         if options.action == "heads":
-            tensors, run = phases.train_heads(task, options.inner)
+            tensors, made = phases.train_heads(task, options.inner)
         elif options.action == "lora":
-            tensors, run = phases.train_lora(task, heads)
+            tensors, made = phases.train_lora(task, heads)
         else:
-            original = teacher.original(student.config, options.teacher, teacher.TEACHER_K, model)
-            tensors, run = phases.train_on_policy(task, original, heads, lora, options.longest)
-    kind = "prerouter" if options.action == "heads" else "lora"
-    path = save_adapter(out, kind, k, tensors, owners, f"edge0 train {options.action}", model)
-    record(task, run, options.blas, {"phase": options.action, "adapter": path.name, "held": described(held)})
-    print(path)
+            tensors, made = phases.train_on_policy(task, original, heads, lora, options.longest)
+    for place in (out, _second(out, k)) if options.action == "lora" else (out,):
+        save_adapter(place, kind, k, tensors, owners, f"{SOURCE} {options.action}", model)
+    path = _file(out, config, kind, k)
+    found = _held_quality(task, heads, phases.as_stored(tensors))
+    about = {"phase": options.action, "adapter": named(path), "files": files, "held": described(held)}
+    record(task, made, options.blas, about | {"held_quality": dataclasses.asdict(found)})
+    print(f"{options.action}: {found}")
+    _tell(path, folder)
+
+
+def _held_quality(task: Task, heads: Any, trained: Any) -> Any:
+    """How good the student is after a phase, with what it trained as a file gives it back."""
+    from edge0.training.scoring import quality
+
+    if heads is None:
+        return quality(task.student, task.held, trained, None, task.pad, answering=False)
+    return quality(task.student, task.held, heads, trained, task.pad)
+
+
+def _second(out: Path, k: int) -> Path:
+    """Where the LoRA that phase 2 made last is kept, beside the one that is served."""
+    return out / "training" / f"k{k}-phase2"
+
+
+def _begun(options: argparse.Namespace, out: Path, config: ModelConfig) -> Path:
+    """The directory of the LoRA that phase 3 begins with: phase 2's, also where phase 3's own is already served."""
+    from edge0.checkpoint.adapters import adapter_path, open_adapter
+    from edge0.training.files import check_writable, partial_of, writing
+
+    if options.lora is not None:
+        return options.lora
+    kept = _second(out, options.k)
+    copy = adapter_path(kept, config.family, LORA, options.k)
+    if not copy.is_file():
+        header = open_adapter(out, config.family, LORA, options.k).header
+        source = json.loads(header.metadata["__metadata__"]).get("source")
+        if source == f"{SOURCE} on-policy":
+            raise Edge0Error(
+                ErrorKind.ADAPTER_MISMATCH,
+                "is phase 3's own result",
+                path=header.path,
+                expected=f"{SOURCE} lora",
+                found=source,
+                hint="train phase 2 first, or name the directory of its LoRA (--lora)",
+            )
+        check_writable(copy)
+        with writing(copy):
+            shutil.copyfile(header.path, partial_of(copy))
+            partial_of(copy).replace(copy)
+    return kept
+
+
+def _file(directory: Path, config: ModelConfig, kind: str, k: int) -> Path:
+    from edge0.checkpoint.adapters import open_adapter
+
+    return open_adapter(directory, config.family, kind, k).header.path
 
 
 def _owners(config: ModelConfig, first: int | None) -> tuple[int, ...]:
@@ -185,37 +239,6 @@ def _owners(config: ModelConfig, first: int | None) -> tuple[int, ...]:
     return tuple(range(first, config.layers - 1))
 
 
-@contextmanager
-def _progress(what: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """A bar on stderr with the time left; silent where stderr is no terminal. Yields a function of (step, loss)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    console = Console(stderr=True)
-    shown = TextColumn("loss {task.fields[loss]}")
-    with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(what, total=steps, loss="-")
-        yield lambda done, loss: progress.update(bar, completed=done, loss=f"{loss:.4f}")
-
-
-def _rate(text: str) -> float:
-    if not 0 < (value := float(text)) < 10:
-        raise ValueError
-    return value
-
-
-def _natural(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise ValueError
-    return value
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
-
-
-# What argparse says was expected.
-_positive.__name__, _natural.__name__, _rate.__name__ = "number from 1 on", "number from 0 on", "rate above 0"
+def _tell(path: Path, folder: Path) -> None:
+    print(path)
+    print(f"losses and card: {folder}")

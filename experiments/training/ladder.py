@@ -39,11 +39,14 @@ from edge0.training import phases, teacher  # noqa: E402
 from edge0.training.adapters import save_adapter  # noqa: E402
 from edge0.training.corpus import Corpus, read_corpus, write_corpus  # noqa: E402
 from edge0.training.sampling import own_lines  # noqa: E402
+from edge0.training.schedule import PHASE1, PHASE2, PHASE3, Schedule  # noqa: E402
 from edge0.training.scoring import Score, answer_limit, score  # noqa: E402
 from edge0.training.student import Student, Tensors, warm_start  # noqa: E402
 from edge0.training.tasks import TASKS, Problem, problems  # noqa: E402
 from experiments.publish import publish, run_command  # noqa: E402
+from experiments.training.arguments import positive, seed  # noqa: E402
 from experiments.training.records import described, record  # noqa: E402
+from experiments.training.watching import watching  # noqa: E402
 
 LONGEST = 64  # tokens of an answer
 STOPPING = 20  # held-out problems of each task that phase 1 stops by
@@ -58,9 +61,9 @@ class Options:
     seed: int
     held: int = 60
     prompts: int = 800
-    phase1: int = phases.PHASE1.steps
-    phase2: int = phases.PHASE2.steps
-    phase3: int = phases.PHASE3.steps
+    phase1: int = PHASE1.steps
+    phase2: int = PHASE2.steps
+    phase3: int = PHASE3.steps
     controls: bool = False
 
 
@@ -201,25 +204,27 @@ class Ladder:
         student = self.student(k)
         if more.get("lora") is not None:
             student.use_lora()
-        task = self.task(name, student, phases.PHASE1, self.options.phase1)
-        return self.trained(task, lambda: phases.train_heads(task, self.tier.head_hidden, **more))
+        task = self.task(name, student, PHASE1, self.options.phase1)
+        return self.trained(task, lambda task: phases.train_heads(task, self.tier.head_hidden, **more))
 
     def lora(self, name: str, heads: Tensors | None, k: int | None = None, jointly: bool = False) -> dict[str, Any]:
         student = self.student(k) if heads is not None else Student(self.model, self.options.k)
-        task = self.task(name, student, phases.PHASE2, self.options.phase2)
-        return self.trained(task, lambda: phases.train_lora(task, heads, jointly))
+        task = self.task(name, student, PHASE2, self.options.phase2)
+        return self.trained(task, lambda task: phases.train_lora(task, heads, jointly))
 
     def on_policy(self, name: str, heads: Tensors, lora: Tensors | None) -> dict[str, Any]:
-        task = self.task(name, self.student(), phases.PHASE3, self.options.phase3)
+        task = self.task(name, self.student(), PHASE3, self.options.phase3)
         full = self.original[teacher.TEACHER_K]
-        return self.trained(task, lambda: phases.train_on_policy(task, full, heads, lora, LONGEST))
+        return self.trained(task, lambda task: phases.train_on_policy(task, full, heads, lora, LONGEST))
 
-    def task(self, name: str, student: Student, schedule: phases.Schedule, steps: int) -> phases.Task:
+    def task(self, name: str, student: Student, schedule: Schedule, steps: int) -> phases.Task:
         schedule = dataclasses.replace(schedule, steps=steps)
         return phases.Task(student, self.corpus, self.stopping, self.work / "runs" / name, self.options.seed, schedule)
 
     def trained(self, task: phases.Task, work: Any) -> dict[str, Any]:
-        tensors, run = self.timed(f"train {task.folder.name}", work)
+        with watching(task.folder.name, task.schedule.steps) as watch:
+            watched = dataclasses.replace(task, watch=watch)
+            tensors, run = self.timed(f"train {task.folder.name}", lambda: work(watched))
         self.steps[task.folder.name] = run.step
         record(task, run, BLAS, {"ladder": dataclasses.asdict(self.options), "run": task.folder.name})
         return tensors
@@ -255,9 +260,10 @@ def main(argv: list[str] | None = None) -> int:
         if field.name == "controls":
             parser.add_argument(name, action="store_true", help="also the arms that the paper warns of")
         elif field.default is dataclasses.MISSING:
-            parser.add_argument(name, type=str if field.name == "tier" else int, required=True)
+            kind = {"tier": str, "seed": seed}.get(field.name, positive)
+            parser.add_argument(name, type=kind, required=True)
         else:
-            parser.add_argument(name, type=int, default=field.default, help=f"default {field.default}")
+            parser.add_argument(name, type=positive, default=field.default, help=f"default {field.default}")
     given = parser.parse_args(argv)
     options = Options(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Options)})
     return run_command(lambda: _run(options, given.model, given.original, given.root, given.work))
@@ -272,7 +278,7 @@ def _run(options: Options, model: Path, original: Path, root: Path, work: Path) 
         "recall": ladder.recalls,
         "seconds": ladder.seconds,
         "steps": ladder.steps,
-        "batches": {"phase1": phases.PHASE1.batch, "phase2": phases.PHASE2.batch, "phase3": phases.PHASE3.batch},
+        "batches": {"phase1": PHASE1.batch, "phase2": PHASE2.batch, "phase3": PHASE3.batch},
         "corpus": described(ladder.corpus),
         "blas": BLAS,
     }

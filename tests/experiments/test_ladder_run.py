@@ -1,5 +1,6 @@
 """The ladder from the kept teacher, at the smallest size: every rung stands, and the engine says what was scored."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def climbed(tmp_path_factory):
     sizes = {"k": 4, "seed": 3, "held": 1, "prompts": 3, "phase1": 2, "phase2": 2, "phase3": 1}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     command = [place / "model", "--original", KEPT, "--root", place / "rows", "--work", place / "work"]
-    assert ladder.main([*map(str, command), "--tier", "tiny-35b", *options]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PHASE1", "PHASE2", "PHASE3"):
+            patch.setattr(ladder, name, dataclasses.replace(getattr(ladder, name), batch=4))
+        assert ladder.main([*map(str, command), "--tier", "tiny-35b", *options]) == 0
     folder = place / "rows" / json.loads((place / "rows" / "latest.json").read_text())["session"]
     return place, pd.read_parquet(folder / "ladder.parquet"), json.loads((folder / "ladder.json").read_text())
 
@@ -58,4 +62,17 @@ def test_every_training_leaves_a_card_and_its_losses(climbed):
     for name, steps in (("phase1", 2), ("phase2", 2), ("phase3", 1)):
         card = json.loads((place / "work" / "runs" / name / "card.json").read_text())
         assert card["run"] == name and card["seed"] == 3 and card["k"] == 4
+        built_on = {"phase1": [], "phase2": ["heads"], "phase3": ["heads", "lora", "teacher"]}
+        assert list(card["built_on"]) == built_on[name]
         assert len(pd.read_parquet(place / "work" / "runs" / name / "losses.parquet")) == steps
+
+
+@pytest.mark.parametrize("option", ["--held", "--phase1", "--prompts", "--k", "--seed"])
+def test_a_size_that_is_none_is_one_line(tmp_path, capsys, option):
+    command = [tmp_path, "--original", KEPT, "--root", tmp_path, "--work", tmp_path, "--tier", "tiny-35b"]
+    value, least = ("-1", 0) if option == "--seed" else ("0", 1)
+    with pytest.raises(SystemExit) as left:
+        ladder.main([*map(str, command), "--k", "4", "--seed", "0", option, value])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert left.value.code == 2 and f"argument {option}: expected a number from {least}" in error
+    assert error.endswith(f"found '{value}'")

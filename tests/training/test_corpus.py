@@ -7,7 +7,8 @@ import pytest
 
 from edge0.errors import ErrorKind
 from edge0.serving.vocabulary import Vocabulary
-from edge0.training.corpus import Batch, Corpus, answered, epochs, read_corpus, write_corpus
+from edge0.training.apart import Questions
+from edge0.training.corpus import Batch, Corpus, answered, epochs, read_corpus, read_prompts, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,59 @@ def test_prompts_that_are_kept_for_evaluation_are_refused(tmp_path, vocabulary, 
     kept = Corpus(tmp_path / "kept", corpus.samples[1:], "", 0)
     refused(ErrorKind.CORPUS_INVALID, lambda: corpus.check_apart(kept), corpus.path, tmp_path / "kept", "1 of 2")
     corpus.check_apart(Corpus(tmp_path / "kept", (), "", 0))
+
+
+def texts(*lines):
+    return [{"text": line} for line in lines]
+
+
+KEPT = [chat("copy  abcd", "abcd"), chat("12+34=", "46"), chat("yes", "no"), {"text": "All of\na text."}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        chat(" copy abcd\n", "other"),
+        *texts("copy abcd abcd", "first: copy\tabcd", "He asked '12 + 34=' and left.", "12+34=46"),
+        *texts("yes", "all: All of a text."),
+    ],
+)
+def test_white_space_and_company_do_not_hide_a_question(tmp_path, vocabulary, refused, line):
+    held = read_corpus(written(tmp_path, *KEPT), vocabulary, 100)
+    (tmp_path / "other").mkdir()
+    corpus = read_corpus(written(tmp_path / "other", line, *texts("something else")), vocabulary, 100)
+    refused(ErrorKind.CORPUS_INVALID, lambda: corpus.check_apart(held), corpus.path, held.path, "1 of 2 samples")
+
+
+def test_other_words_are_another_question(tmp_path, vocabulary):
+    held = read_corpus(written(tmp_path, *KEPT), vocabulary, 100)
+    (tmp_path / "other").mkdir()
+    lines = [chat("copy abcde", "x"), *texts("copy abcde", "112+34=", "photocopy abcd", "oh yes!", "All of a texture.")]
+    read_corpus(written(tmp_path / "other", *lines), vocabulary, 100).check_apart(held)
+
+
+def test_a_question_is_found_in_a_script_without_spaces():
+    questions = Questions(["一加二等于几"])
+    assert questions.stands_in("有人问一加二等于几吗") and not questions.stands_in("有人问一加三等于几吗")
+
+
+def test_prompts_need_no_answer_and_texts_among_them_are_counted(tmp_path, vocabulary, refused):
+    asked = {"messages": [{"role": "user", "content": "12+3"}]}
+    path = written(tmp_path, asked, chat("12+3", "15"), {"text": "once"})
+    found = read_prompts(path, vocabulary, 100)
+    assert found.texts == 1 and found.samples[0] == found.samples[1]
+    assert found.samples[0].prompt_length == len(found.samples[0].tokens)
+    assert list(found.samples[0].messages) == asked["messages"]
+    nobody = {"messages": [{"role": "assistant", "content": "15"}]}
+    refused(ErrorKind.CORPUS_INVALID, lambda: read_prompts(written(tmp_path, asked, nobody), vocabulary, 9), "line 2")
+    only = written(tmp_path, {"text": "once"})
+    refused(ErrorKind.CORPUS_INVALID, lambda: read_prompts(only, vocabulary, 9), only, "no chat, only 1 texts")
+
+
+def test_a_corpus_that_cannot_be_written_is_named(tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "corpus.jsonl"
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: write_corpus(path, []), path)
 
 
 def test_an_epoch_has_every_sample_once_and_batches_of_like_length(tmp_path, vocabulary):

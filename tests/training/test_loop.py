@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from edge0.errors import ErrorKind
-from edge0.training.loop import Run, Schedule
+from edge0.training import files
+from edge0.training.loop import Run
+from edge0.training.schedule import Schedule
 
 SCHEDULE = Schedule(steps=12, batch=4, learning_rate=1e-2, warmup=3, accumulate=2, save_every=4)
 
@@ -29,32 +31,83 @@ def begin(folder, schedule=SCHEDULE, seed=0):
     return Run(folder, schedule, start, {"seed": seed})
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     pass
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
-    whole = begin(tmp_path / "whole")
-    whole.advance(loss, batches)
+def told_to_end(run, step):
+    """As by a signal: the watch raises after that step."""
 
-    def stop(step, _):
-        if step == 7:
+    def watch(done, _):
+        if done == step:
             raise Interrupted
 
+    run.advance(loss, batches, watch, look)
+
+
+def killed(run, step):
+    """While that step is computed."""
+
+    def dying(step_now, part):
+        if step_now == step:
+            raise Interrupted
+        return batches(step_now, part)
+
+    run.advance(loss, dying, look=look)
+
+
+def look(run):
+    return {"seen": float(run.trained["layers.0.a"].sum())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = begin(tmp_path_factory.mktemp("whole"))
+    run.advance(loss, batches, look=look)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("end", "step", "kept"), [(killed, 7, 4), *((told_to_end, step, step) for step in (1, 4, 7, 11, 12))]
+)
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, whole, end, step, kept):
     with pytest.raises(Interrupted):
-        begin(tmp_path / "cut").advance(loss, batches, stop)
-    again = begin(tmp_path / "cut")
-    assert again.step == 4 and len(again.rows) == 4
-    again.advance(loss, batches)
+        end(begin(tmp_path), step)
+    again = begin(tmp_path)
+    assert again.step == len(again.rows) == kept
+    again.advance(loss, batches, look=look)
     for left, right in ((whole.trained["layers.0.a"], again.trained["layers.0.a"]),
                         *zip(whole.trained["list"], again.trained["list"], strict=True)):  # fmt: skip
         assert np.array(left).tobytes() == np.array(right).tobytes()
-    tables = [pd.read_json(tmp_path / name / "losses.jsonl", lines=True) for name in ("whole", "cut")]
-    pd.testing.assert_frame_equal(*tables, check_exact=True)
-    assert list(tables[0]["step"]) == list(range(12)) and {"rate", "gradient_norm", "size"} <= set(tables[0])
-    assert tables[0]["loss"].iloc[-1] < tables[0]["loss"].iloc[0]
-    done = begin(tmp_path / "cut")
-    assert done.step == 12
+    assert (tmp_path / "losses.jsonl").read_bytes() == (whole.folder / "losses.jsonl").read_bytes()
+    assert begin(tmp_path).step == 12
+
+
+def test_there_is_a_row_for_each_step_and_a_look_where_it_is_saved(whole):
+    table = pd.read_json(whole.folder / "losses.jsonl", lines=True)
+    assert list(table["step"]) == list(range(12)) and {"rate", "gradient_norm", "size"} <= set(table)
+    assert list(table["step"][table["seen"].notna()]) == [3, 7, 11]
+    assert table["loss"].iloc[-1] < table["loss"].iloc[0]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
+    (tmp_path / "file").write_text("")
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: begin(tmp_path / "file" / "run"), tmp_path / "file" / "run")
+    state = tmp_path / "run" / "state.safetensors"
+    run = begin(tmp_path / "run")
+    run.advance(loss, batches, stop=lambda rows: len(rows) == 4)
+    kept = state.read_bytes()
+    save = files.mx.save_safetensors
+
+    def full(path, *given):
+        """A disk without space left: MLX says nothing."""
+        save(path, *given)
+        with open(path, "r+b") as file:
+            file.truncate(len(kept) - 8)
+
+    monkeypatch.setattr(files.mx, "save_safetensors", full)
+    refused(ErrorKind.OUTPUT_UNWRITABLE, lambda: run.advance(loss, batches), state, "not written whole", "free some")
+    assert state.read_bytes() == kept and [path.name for path in state.parent.glob("*state*")] == [state.name]
 
 
 def test_the_folder_of_another_run_is_refused(tmp_path, refused):

@@ -14,20 +14,20 @@ from edge0.errors import ErrorKind
 from edge0.training import phases
 from edge0.training.adapters import load_adapter, save_adapter
 from edge0.training.corpus import Corpus, Sample
-from edge0.training.loop import Schedule
 from edge0.training.sampling import answers
-from edge0.training.scoring import score, teacher_forced
+from edge0.training.schedule import Schedule
+from edge0.training.scoring import quality, score, teacher_forced
 from edge0.training.student import Student, warm_start
 
-SCHEDULE = Schedule(steps=6, batch=8, learning_rate=5e-3, warmup=2, save_every=2)
+SCHEDULE = Schedule(steps=4, batch=4, learning_rate=5e-3, warmup=2, save_every=2)
 K = 4
 
 
-def samples(seed, count=24):
+def samples(seed, count=8):
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
-        asked, said = (rng.integers(0, 256, rng.integers(4, 8)).tolist() for _ in range(2))
+        asked, said = (rng.integers(0, 256, rng.integers(3, 6)).tolist() for _ in range(2))
         made.append(Sample((*asked, *said, 256), len(asked), str(asked)))
     return tuple(made)
 
@@ -55,7 +55,8 @@ def test_untrained_heads_are_the_next_router_on_this_layers_input(task, untraine
 
 def test_phase_1_comes_nearer_to_the_routers_and_leaves_the_base_alone(task, tier):
     before = np.array(task.student.blocks[tier.owners[0]].gate.weight)
-    heads, run = phases.train_heads(dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=30)), 16)
+    longer = dataclasses.replace(SCHEDULE, steps=15, save_every=15)
+    heads, run = phases.train_heads(dataclasses.replace(task, schedule=longer), 16)
     assert np.mean([row["loss"] for row in run.rows[-3:]]) < 0.8 * run.rows[0]["loss"]
     assert {name.split(".")[1] for name in heads} == {str(owner) for owner in tier.owners}
     assert heads[f"layers.{tier.owners[0]}.fc1.weight"].shape[0] == 16
@@ -65,9 +66,9 @@ def test_phase_1_comes_nearer_to_the_routers_and_leaves_the_base_alone(task, tie
 
 
 def test_phase_1_ends_when_held_out_recall_has_not_grown(task):
-    still = dataclasses.replace(task, schedule=Schedule(steps=40, batch=8, learning_rate=0.0, save_every=2))
+    still = dataclasses.replace(task, schedule=Schedule(steps=9, batch=2, learning_rate=0.0, save_every=1))
     _, run = phases.train_heads(still, 16)
-    assert run.step == 2 * (phases.PATIENCE + 1)
+    assert run.step == phases.PATIENCE + 1
 
 
 def test_phase_2_trains_the_lora_alone_on_the_students_path(task, untrained):
@@ -98,8 +99,9 @@ def test_joint_training_returns_both_files(task, untrained):
 
 def test_phase_3_learns_from_its_own_text(task, untrained, checkpoint):
     teacher = Student(checkpoint, 8)
-    lora, run = phases.train_on_policy(dataclasses.replace(task, schedule=SCHEDULE), teacher, untrained, None, 6)
-    assert len(run.rows) == SCHEDULE.steps and all(row["loss"] >= -1e-5 for row in run.rows)
+    task = dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=2))
+    lora, run = phases.train_on_policy(task, teacher, untrained, None, 6)
+    assert len(run.rows) == 2 and all(row["loss"] >= -1e-5 for row in run.rows)
     again, _ = phases.train_on_policy(
         dataclasses.replace(task, folder=task.folder / "again"), teacher, untrained, None, 6
     )
@@ -153,6 +155,21 @@ def test_answers_of_many_prompt_lengths_come_in_their_order(task):
     assert drawn[0] == drawn[1] != together
 
 
+def test_quality_is_the_mean_of_what_the_ladder_scores(task, untrained):
+    chats = tuple(dataclasses.replace(sample, messages=({"role": "user", "content": "?"},)) for sample in task.held[:5])
+    cut = dataclasses.replace(chats[0], tokens=chats[0].tokens[: chats[0].prompt_length])
+    said = answers(task.student, [cut.tokens], untrained, None, 3, -1)[0]
+    right = dataclasses.replace(cut, tokens=(*cut.tokens, *said))
+    samples = (right, *chats[1:], *task.held[5:8])
+    found = quality(task.student, samples, untrained, None, -1)
+    scores, recalls = score(task.student, samples, untrained, None, -1)
+    assert found.cross_entropy == np.mean([one.cross_entropy for one in scores])
+    assert found.recall == np.mean(list(recalls.values()))
+    assert (found.samples, found.chats) == (8, 5)
+    assert str(found).startswith(f"exact match {found.exact_match:.3f} of 5 chats, cross-entropy")
+    assert quality(task.student, task.held[5:8], None, None, -1).exact_match is None
+
+
 def test_a_released_adapter_is_not_replaced(untrained, tier, checkpoint, refused):
     save = functools.partial(save_adapter, checkpoint, "prerouter", K, untrained, tier.owners, "a test")
     refused(ErrorKind.OUTPUT_UNWRITABLE, save, "was not trained here", "--out")
@@ -179,6 +196,7 @@ def test_a_phase_goes_on_only_from_what_it_began_with(task, untrained, tier, cop
 
 def test_the_teacher_is_part_of_what_phase_3_began_with(task, untrained, checkpoint, refused):
     teacher = Student(checkpoint, 8)
+    task = dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=1))
     phases.train_on_policy(task, teacher, untrained, None, 4)
     gate = next(iter(teacher.blocks.values())).gate
     gate.weight = gate.weight * 1.01
