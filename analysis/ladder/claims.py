@@ -129,6 +129,7 @@ def _order(claim: Claim, ladder: Ladder, other: str, where: Mapping[str, str]) -
     weights = {first: 1.0, later: -1.0}
     exact, entropy = (measure(ladder, weights, ORDER_CONFIDENCE) for measure in (points, nats))
     sign, said = decided("heads first", exact, entropy)
+    said += f" at {ORDER_CONFIDENCE:.2%}"
     status = {1: Status.HOLDS, -1: Status.FAILS, 0: Status.NOT_TESTABLE}[sign]
     ours = f"{exact.text('+.1f')} points, {entropy.text('+.4f')} nats"
     sides = ((PHASE2, first), (other, later), (UNTRAINED, Side(UNTRAINED, ladder.k)))

@@ -274,7 +274,7 @@ def test_each_ordering_claim_has_a_line_with_an_interval_as_found(run, claims, t
     assert section.count("was not run: run the ladder with --controls") == 8
     judged = ladder.write([run(rights={"sft-first": 40}, name="judged")], claims, tmp_path / "out")
     line = next(line for line in judged.splitlines() if line.startswith("| heads first") and "sft-first" in line)
-    assert line.endswith("| relation holds: heads first is better, by exact match |")
+    assert line.endswith("| relation holds: heads first is better, by exact match at 98.75% |")
 
 
 def test_steps_rows_and_wall_seconds_are_those_of_the_run_and_add_up(run, claims, tmp_path):
