@@ -30,7 +30,7 @@ from analysis.rows import (
     write_tables,
 )
 from analysis.statistics import Ratio, median_spread
-from analysis.tab3 import header_lines, pairs
+from analysis.tab3 import header_lines, pairs, visible_effect
 from analysis.units import interval, number
 
 TIME_BUDGET = "about 10 minutes with the default configuration on two cores"
@@ -108,8 +108,9 @@ SUMMARY_COLUMNS = (
 HOW_TO_READ = (
     "Each ratio is tok/s with the lever over tok/s without it: the geometric mean of per-round ratios within this "
     "session, with a 95% interval.",
-    "A lever `wins` or `loses` where the interval lies above or below 1, and is `not visible` where it holds 1. Of 20 "
-    "levers that do nothing, one is expected to be called something.",
+    "A lever `wins` or `loses` where the interval lies above or below 1, and is `not visible` where it holds 1 or the "
+    "ratio is smaller than what the A/A pairs say can be seen. Of 20 levers that do nothing, one is expected to be "
+    "called something.",
     "`reads`: experts read, `early`: those of them that nobody had asked for yet, `calls`: reads asked of the system, "
     "`hits`: experts found in memory, `wait`: the engine thread's waiting for reads; each per step, without -> with.",
     "All arms replay one trace of routes. What advice names is made of the trace, right as often as the trace says; "
@@ -188,14 +189,17 @@ def pair_ratios(session: Session) -> PairRatios:
     return ratios
 
 
-def verdict(ratio: Ratio | None, session: Session) -> str:
-    """What a ratio says of its lever; nothing where the machine drifted or there is no interval."""
+def verdict(ratio: Ratio | None, session: Session, effect: float) -> str:
+    """What a ratio says of its lever; nothing where the machine drifted or there is no interval. `effect`: the smallest
+    factor that the session could have shown, NaN where that is unknown."""
     if ratio is None or ratio.n == 0:
         return NOT_RUN
     if mark := session.drift().mark:
         return mark
     if math.isnan(ratio.ci_low):
         return f"no interval, n={ratio.n}"
+    if max(ratio.ratio, 1 / ratio.ratio) < effect:
+        return NOT_VISIBLE
     return WINS if ratio.ci_low > 1 else LOSES if ratio.ci_high < 1 else NOT_VISIBLE
 
 
@@ -216,14 +220,14 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios) -> str:
 
 
 def _lever_table(session: Session, table: pd.DataFrame, ratios: PairRatios) -> str:
-    own, k, lines = table.set_index("arm"), the_k(session), []
+    own, k, effect, lines = table.set_index("arm"), the_k(session), visible_effect(ratios), []
     for lever in LEVERS:
         for arm, base in lever.pairs:
             ratio = ratios.get((k, arm, base))
             shown = ("-", "0") if ratio is None else (ratio.bare, str(ratio.n))
             both = ratio is not None
             moves = [_moves(own, arm, base, column) if both else "" for column in MOVED]
-            lines.append((lever.name, f"{arm} over {base}", *shown, verdict(ratio, session), *moves))
+            lines.append((lever.name, f"{arm} over {base}", *shown, verdict(ratio, session, effect), *moves))
     for (_, arm, base), ratio in ratios.items():
         if arm == base:
             lines.append(("none (A/A)", f"{arm} again", ratio.bare, str(ratio.n), "", *[""] * len(MOVED)))
@@ -255,9 +259,9 @@ def _arm_table(table: pd.DataFrame) -> str:
 
 def bars(session: Session, ratios: PairRatios) -> list[tuple[str, str, Ratio, str]]:
     """What the figure draws, in order: lever, pair, ratio, verdict; only of pairs that were run."""
-    k = the_k(session)
+    k, effect = the_k(session), visible_effect(ratios)
     return [
-        (lever.name, f"{arm}\nover {base}", ratio, verdict(ratio, session))
+        (lever.name, f"{arm}\nover {base}", ratio, verdict(ratio, session, effect))
         for lever in LEVERS
         for arm, base in lever.pairs
         if (ratio := ratios.get((k, arm, base))) is not None and ratio.n
@@ -269,7 +273,8 @@ def write(session: Session, out: Path) -> str:
     table, ratios = summary(session), pair_ratios(session)
     text = markdown(session, table, ratios)
     rows = pairs(session, ratios)
-    rows["verdict"] = [verdict(ratio, session) if arm != base else "" for (_, arm, base), ratio in ratios.items()]
+    effect, own = visible_effect(ratios), [(arm != base, ratio) for (_, arm, base), ratio in ratios.items()]
+    rows["verdict"] = [verdict(ratio, session, effect) if judged else "" for judged, ratio in own]
     with publishing(out) as scratch:
         write_tables(scratch, text, summary=table, pairs=rows)
         save_figure(session, the_k(session), bars(session, ratios), scratch / "levers")

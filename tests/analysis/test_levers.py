@@ -6,6 +6,7 @@ from synthetic import make_session, void_run
 from analysis import levers
 from analysis.levers_figure import draw
 from analysis.rows import load_session
+from analysis.tab3 import visible_effect
 
 # Times as fast as the arm without it; the others as fast as theirs.
 SPEED = {"prerouter-layer": 1.2, "prerouter-direct": 0.8, "ondemand-hot-advise-yields": 1.1}
@@ -33,7 +34,9 @@ def session(tmp_path, monkeypatch):
 
 def verdicts(session):
     ratios = levers.pair_ratios(session)
-    return {(arm, base): levers.verdict(ratio, session) for (_, arm, base), ratio in ratios.items() if arm != base}
+    effect = visible_effect(ratios)
+    pairs = {(arm, base): ratio for (_, arm, base), ratio in ratios.items() if arm != base}
+    return {pair: levers.verdict(ratio, session, effect) for pair, ratio in pairs.items()}
 
 
 def test_a_lever_is_judged_against_the_same_arm_without_it(session):
@@ -44,6 +47,9 @@ def test_a_lever_is_judged_against_the_same_arm_without_it(session):
     assert found["ondemand-hot-advise-yields", "ondemand-hot-advise"] == levers.WINS
     assert found["ondemand-hot-advise-yields-ahead", "ondemand-hot-advise-yields"] == levers.LOSES
     assert found["prerouter-frequency", "prerouter"] == levers.NOT_VISIBLE
+    # Its interval lies above 1, and its size is far below what the A/A pairs could show.
+    ratio = levers.pair_ratios(session)[8, "prerouter-groups2", "prerouter"]
+    assert ratio.ci_low > 1 and found["prerouter-groups2", "prerouter"] == levers.NOT_VISIBLE
 
 
 def test_every_lever_has_its_row_with_what_it_moved(session):
