@@ -66,7 +66,7 @@ LEVERS = (
     ),
     Lever(
         "eviction by predicted use",
-        "the bank lets go of what no prediction names, last of what one does",
+        "the bank lets go sooner of what the next token is known not to use, last of what it is said to use",
         ((f"{PREROUTER}-predicted", PREROUTER), (f"{ADVISE}-predicted", ADVISE)),
     ),
     Lever(

@@ -35,7 +35,10 @@ LEVERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "records": ("from the repacked checkpoint", {}),
     "direct": ("by reads that bypass the page cache", {"io": "direct"}),
     "frequency": ("the bank lets go of what was used least often, old uses counting less", {"eviction": "frequency"}),
-    "predicted": ("the bank lets go of what no prediction names, last of what one does", {"eviction": "predicted"}),
+    "predicted": (
+        "the bank lets go sooner of what the next token is known not to use, last of what it is said to use",
+        {"eviction": "predicted"},
+    ),
     "layer": ("each thread reads its share of a layer's experts at once, neighbours in one call", {"reads": "layer"}),
     "yields": ("advice that was not read when its layer's turn comes is dropped", {"yields": True}),
     "ahead": ("idle readers also read what is expected two tokens ahead, 4 experts a layer", {"hints": 4}),

@@ -102,44 +102,47 @@ class Frequency:
 class PredictedUse:
     """By what the pending predictions say of the next token, then the one that was asked for longest ago.
 
-    First go the experts of a layer whose prediction does not name them: they are known not to be used by the next
-    token. Then those of layers that nobody predicts, which may be used again; last those that a prediction names. What
-    a prediction says holds until the layer's next one.
+    Last go the experts that a prediction names. Of the others, those of a layer whose prediction does not name them are
+    known not to be used by the next token; those of a layer that nobody predicts may be. So these are taken to have
+    been used `lead` uses later than they were. (To keep them at any price loses where experts differ in popularity.)
+    What a prediction says holds until the layer's next one.
     """
 
-    UNNAMED, UNKNOWN, NAMED = range(3)
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[Key, None] = OrderedDict()  # oldest use first
+    def __init__(self, lead: int):
+        self._lead, self._uses = lead, 0
+        self._last: OrderedDict[Key, int] = OrderedDict()  # number of the last use, oldest first
         self._named: dict[int, frozenset[int]] = {}
 
     def used(self, key: Key) -> None:
-        self._keys[key] = None
-        self._keys.move_to_end(key)
+        self._uses += 1
+        self._last[key] = self._uses
+        self._last.move_to_end(key)
 
     def predicted(self, layer: int, experts: Iterable[int]) -> None:
         self._named[layer] = frozenset(experts)
 
     def forgotten(self, key: Key) -> None:
-        self._keys.pop(key, None)
+        self._last.pop(key, None)
 
     def first(self, may_go: Callable[[Key], bool]) -> Key | None:
-        oldest: dict[int, Key] = {}
-        for key in self._keys:
-            kind = self._kind(key)
-            if kind not in oldest and may_go(key):
-                if kind == self.UNNAMED:
+        unknown = named = None  # the oldest of a layer that nobody predicts, and of those that a prediction names
+        for key, last in self._last.items():
+            if unknown is not None and last > self._last[unknown] + self._lead:
+                break
+            names = self._named.get(key[0])
+            if names is None:
+                if unknown is None and may_go(key):
+                    unknown = key
+            elif key[1] not in names:
+                if may_go(key):
                     return key
-                oldest[kind] = key
-        return oldest.get(self.UNKNOWN, oldest.get(self.NAMED))
-
-    def _kind(self, key: Key) -> int:
-        named = self._named.get(key[0])
-        if named is None:
-            return self.UNKNOWN
-        return self.NAMED if key[1] in named else self.UNNAMED
+            elif named is None and may_go(key):
+                named = key
+        return named if unknown is None else unknown
 
 
 def eviction(name: str, slots: int) -> Eviction:
     """The policy of `EngineOptions.eviction` for a bank of `slots`; frequencies fade as fast as the bank turns over."""
-    return {"lru": LeastRecent, "frequency": lambda: Frequency(slots), "predicted": PredictedUse}[name]()
+    if name == "frequency":
+        return Frequency(slots)
+    return PredictedUse(slots // 2) if name == "predicted" else LeastRecent()

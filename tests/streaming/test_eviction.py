@@ -44,7 +44,9 @@ class Model:
 
     def predicted(self, key):
         named = self.named.get(key[0])
-        return (1 if named is None else 2 if key[1] in named else 0, self.last(key))
+        if named is None:
+            return (0, self.last(key) + HALF_LIFE)
+        return (key[1] in named, self.last(key))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ class Model:
     [
         (LeastRecent, Model.recent),
         (lambda: Frequency(HALF_LIFE), Model.frequency),
-        (PredictedUse, Model.predicted),
+        (lambda: PredictedUse(HALF_LIFE), Model.predicted),
     ],
     ids=NAMES,
 )
@@ -93,7 +95,7 @@ def test_counts_fade_and_outlive_eviction():
 
 
 def test_a_prediction_lets_go_of_what_it_does_not_name():
-    policy = PredictedUse()
+    policy = PredictedUse(lead=3)
     for key in ((0, 0), (1, 0), (1, 1), (2, 0)):
         policy.used(key)
     policy.predicted(1, [0])
