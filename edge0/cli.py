@@ -42,7 +42,11 @@ def command_parser() -> argparse.ArgumentParser:
     """The parser of every command; what it parsed has `run`, to be called with it."""
     parser = argparse.ArgumentParser(prog="edge0", description="Serve mixture-of-experts models from SSD.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in all_commands().items():
+    modules = all_commands()
+    # A package above may know what decodes fastest on this machine.
+    defaults = next((m.engine_defaults for m in modules.values() if hasattr(m, "engine_defaults")), None)
+    parser.set_defaults(engine_defaults=defaults)
+    for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

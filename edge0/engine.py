@@ -228,7 +228,8 @@ class Engine:
         if self._closed:
             raise Edge0Error(ErrorKind.ENGINE_CLOSED, "the engine was closed", path=self.directory)
         step = request.tokens - request.prompt_tokens if decoding else -1
-        running = self.executor.running = Pass(replay=Replay.of(self.routes, step))
+        advised = self.options.prerouter == "advise"
+        running = self.executor.running = Pass(replay=Replay.of(self.routes, step, advised))
         if decoding:
             self.recorder.step += 1
             held, request.predictions = request.predictions, {}
@@ -289,6 +290,14 @@ class Engine:
             request.predictions[owner + 1] = Prediction(
                 flight.forecast.indices[own], flight.forecast.weights[own], ids[own], lease
             )
+        if flight.forecast.best is not None:
+            self._hint(flight.forecast.owners, np.array(flight.forecast.best)[:, 0], ids[:, 0])
+
+    def _hint(self, owners: Sequence[int], best: np.ndarray, predicted: np.ndarray) -> None:
+        """Where readers are idle: read what the heads want next beyond what they predict, for the token after next."""
+        for owner, wanted, ids in zip(owners, best, predicted, strict=True):
+            beyond = wanted[~np.isin(wanted, ids)]
+            self.store.hint(owner + 1, beyond[: self.options.hints].tolist())
 
     @property
     def _heads_follow(self) -> bool:
@@ -323,8 +332,9 @@ class Engine:
     def _forecast(self, group: LaunchGroup, running: Pass, request: Request) -> Forecast | None:
         if self.predictor is None or not group.owners or running.replay.ended:
             return None
-        forced = running.replay.forecast([owner + 1 for owner in group.owners])
-        return self.predictor.forecast(group.owners, running.executed, request.history, forced)
+        layers, hints = [owner + 1 for owner in group.owners], self.options.hints
+        forced, told = running.replay.forecast(layers), running.replay.hints(layers) if hints else None
+        return self.predictor.forecast(group.owners, running.executed, request.history, forced, hints, told)
 
     def _release(self, leases: list[Lease]) -> None:
         for lease in leases:

@@ -16,15 +16,18 @@ from edge0.trace import RouteTrace
 
 @dataclass(frozen=True)
 class Replay:
-    """The routes of one pass and of the next. None: the model decides. `ended`: the trace has no next step."""
+    """The routes of one pass, and what is predicted of the next one and the one after it. None: the model decides.
+    `ended`: the trace has no next step."""
 
     now: Mapping[int, np.ndarray] | None = None
     following: Mapping[int, np.ndarray] | None = None
+    later: Mapping[int, np.ndarray] | None = None
     ended: bool = False
 
     @classmethod
-    def of(cls, trace: RouteTrace | None, step: int) -> Replay:
+    def of(cls, trace: RouteTrace | None, step: int, advised: bool = False) -> Replay:
         """Decode step `step` of a request, counted from its prompt's end; -1 is the prompt, which routes natively.
+        `advised`: predictions are no routes, and may be wrong as often as the trace says.
 
         Raises:
             Edge0Error: TRACE_INVALID beyond the trace's end.
@@ -33,15 +36,21 @@ class Replay:
             return cls()
         now = None if step < 0 else trace.step(step)
         ended = step + 1 == trace.tokens
-        return cls(now, None if ended else trace.step(step + 1), ended)
+        predicted = trace.advice if advised else trace.step
+        following, later = (predicted(at) if at < trace.tokens else None for at in (step + 1, step + 2))
+        return cls(now, following, later, ended)
 
     def route(self, layer: int) -> mx.array | None:
         """`[1, 1, K]`: what a layer routes to now."""
         return None if self.now is None else _rows(self.now, [layer])
 
     def forecast(self, layers: Sequence[int]) -> mx.array | None:
-        """`[layers, 1, K]`: what these layers route to at the next token."""
+        """`[layers, 1, K]`: what these layers are predicted to route to at the next token."""
         return None if self.following is None else _rows(self.following, layers)
+
+    def hints(self, layers: Sequence[int]) -> mx.array | None:
+        """`[layers, 1, K]`: the same two tokens ahead. No hint of a real head can be better than the trace's own."""
+        return None if self.later is None else _rows(self.later, layers)
 
 
 def _rows(routes: Mapping[int, np.ndarray], layers: Sequence[int]) -> mx.array:

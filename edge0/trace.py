@@ -40,6 +40,7 @@ class RouteTrace:
         layers: the model's layer number of each column, ascending.
         experts: of each layer; ids lie below.
         about: where the trace comes from, as text.
+        recall: share of a route that advice made of the trace names, in expectation; below 1 it may be wrong.
 
     Raises:
         Edge0Error: TRACE_INVALID.
@@ -49,6 +50,7 @@ class RouteTrace:
     layers: tuple[int, ...]
     experts: int
     about: Mapping[str, str] = field(default_factory=dict)
+    recall: float = 1.0
 
     def __post_init__(self) -> None:
         routes, layers = np.asarray(self.routes), tuple(self.layers)
@@ -62,6 +64,11 @@ class RouteTrace:
         require(columns == len(layers), TENSOR, f"{len(layers)} columns, one per layer", columns)
         require(tokens >= 1, TENSOR, "one token at the least", tokens)
         require(1 <= k <= self.experts, TENSOR, f"1 to {self.experts} experts per token", k)
+        most = "0 to 1, and 1 where less than K experts are wrong ones"
+        holds = type(self.recall) in (int, float) and (
+            self.recall == 1 or 0 <= self.recall < 1 and 2 * k <= self.experts
+        )
+        require(holds, "recall", most, str(self.recall))
         low, high = int(routes.min()), int(routes.max())
         require(0 <= low and high < self.experts, TENSOR, f"ids of 0 to {self.experts - 1}", high if low >= 0 else low)
         ids = np.array(routes, np.uint16, order="C")
@@ -118,6 +125,19 @@ class RouteTrace:
             )
         return dict(zip(self.layers, self.routes[number], strict=True))
 
+    def advice(self, number: int) -> Mapping[int, np.ndarray]:
+        """Layer -> `[K]` ids that a predictor of this `recall` might name for a decode step: each expert of the route
+        with that probability, else one that the layer does not use then. The same in every run. Raises like `step`."""
+        right = np.stack([*self.step(number).values()])
+        if self.recall == 1:
+            return self.step(number)
+        rng = np.random.default_rng([number, self.tokens])
+        keys = rng.random((len(self.layers), self.experts))
+        np.put_along_axis(keys, right.astype(np.intp), -1, axis=1)
+        wrong = np.argsort(-keys, axis=1)[:, : self.k]
+        named = np.where(rng.random(right.shape) < self.recall, right, wrong).astype(right.dtype)
+        return dict(zip(self.layers, named, strict=True))
+
     def reuse(self) -> np.ndarray:
         """`[layers]`: the mean share of a layer's set that the next token repeats; NaN where there is no next token."""
         if self.tokens == 1:
@@ -141,6 +161,8 @@ class RouteTrace:
             "experts": str(self.experts),
             "about": json.dumps(dict(self.about), sort_keys=True),
         }
+        if self.recall != 1:
+            metadata["recall"] = json.dumps(self.recall)
         data = self.routes.astype("<u2").tobytes()
         entry = {"dtype": "U16", "shape": self.routes.shape, "data_offsets": [0, len(data)]}
         header = json.dumps({"__metadata__": metadata, TENSOR: entry}).encode()
@@ -160,7 +182,8 @@ class RouteTrace:
         require((form, version) == (FORMAT, VERSION), "format", f"{FORMAT} version {VERSION}", found, path)
         shape = {name: (entry.dtype, len(entry.shape)) for name, entry in header.tensors.items()}
         require(shape == {TENSOR: ("U16", 3)}, TENSOR, "one U16 tensor of three dimensions", list(shape.items()), path)
-        kinds = (("layers", list), ("experts", int), ("about", dict))
+        kinds = [("layers", list), ("experts", int), ("about", dict)]
+        kinds += [("recall", float)] if "recall" in header.metadata else []
         fields = {key: _decoded(header, key, kind) for key, kind in kinds}
         try:
             return cls(_routes(header), **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,30 @@ class Arm:
     def route(self) -> str:
         """Arms of one route choose the same tokens."""
         return self.name.partition("-")[0] + (" without LoRA" if self.options.get("lora") is False else "")
+
+
+# One change to an arm: its words, and what it sets of EngineOptions.
+LEVERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "records": ("from the repacked checkpoint", {}),
+    "direct": ("by reads that bypass the page cache", {"io": "direct"}),
+    "frequency": ("the bank lets go of what was used least often, old uses counting less", {"eviction": "frequency"}),
+    "predicted": (
+        "the bank lets go sooner of what the next token is known not to use, last of what it is said to use",
+        {"eviction": "predicted"},
+    ),
+    "layer": ("each thread reads its share of a layer's experts at once, neighbours in one call", {"reads": "layer"}),
+    "yields": ("advice that was not read when its layer's turn comes is dropped", {"yields": True}),
+    "ahead": ("idle readers also read what is expected two tokens ahead, 4 experts a layer", {"hints": 4}),
+}
+_ADVISED = {"prerouter": "advise", "native": "hot"}
+
+
+def _levers(base: str, options: Mapping[str, Any], levers: Sequence[str]) -> list[Arm]:
+    """An arm of some options with each of some levers."""
+    return [
+        Arm(f"{base}-{name}", f"as {base}: {LEVERS[name][0]}", options | LEVERS[name][1], records=name == "records")
+        for name in levers
+    ]
 
 
 ARMS = {
@@ -100,6 +124,23 @@ ARMS = {
             "ondemand-hot",
             "as ondemand, but experts that are in memory compute while the missing ones are read",
             {"prerouter": "off", "native": "hot"},
+        ),
+        *_levers(
+            "ondemand-hot",
+            {"prerouter": "off", "native": "hot"},
+            ("records", "direct", "frequency", "layer"),
+        ),
+        Arm(
+            "ondemand-hot-advise",
+            "as ondemand-hot, and the prediction starts reads one token ahead",
+            _ADVISED,
+        ),
+        *_levers("ondemand-hot-advise", _ADVISED, ("predicted", "yields")),
+        *_levers("ondemand-hot-advise-yields", _ADVISED | {"yields": True}, ("ahead",)),
+        *_levers(
+            "prerouter",
+            {"prerouter": "route", "native": "exact"},
+            ("records", "direct", "frequency", "predicted", "layer", "ahead"),
         ),
         Arm(
             "ondemand-records",

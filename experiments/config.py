@@ -15,16 +15,22 @@ from jsonschema import Draft202012Validator
 
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import TIERS, Tier, find_tier, parse_config, read_config
+from edge0.options import EngineOptions
+from edge0.tiers import TIERS, ModelConfig, Tier, find_tier, parse_config, read_config
 from edge0.trace import RouteTrace
 from experiments.architecture import floor_share
 from experiments.arms import ARMS
 from experiments.conditions import Condition
+from experiments.host.calibration import chosen
 
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 PLACE = "experiments/config.yaml or --config"
 LISTS = ("ks", "prefill_tokens", "tab1_tiers", "ladder_tiers", "ladder_seeds", "ladder_controls", "quality_tiers")
+NULLABLE = (  # or boolean: on the command line both arrive as text
+    *("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"),
+    *("launch_groups", "reader_threads"),
+)
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
     *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
@@ -53,7 +59,7 @@ class Workflow:
             items = values.get(key)
             items = items if isinstance(items, list) else [items]
             values[key] = [yaml.safe_load(item) if isinstance(item, str) else item for item in items]
-        for key in ("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"):
+        for key in NULLABLE:
             if values.get(key) in ("true", "false", "null"):
                 values[key] = yaml.safe_load(values[key])
         schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
@@ -71,10 +77,12 @@ class Workflow:
             tier = _of_key("tier", find_tier, values["tier"])
             _check_ks(tier, values["ks"], values.get("adapter_k"))
             _check_bank(tier, max(values["ks"]), values["bank"])
+            values |= _chosen(values, parse_config(released_config(tier), Path("config.json")))
             return cls(tier.name, f"models/{tier.name}", True, values)
         config = read_config(model)
         for k in values["ks"]:
             _of_key("ks", config.check_k, k)
+        values |= _chosen(values, config)
         name = values["tier"] if values["tier"] not in TIERS else Path(model).resolve().name
         return cls(name, str(model), False, values)
 
@@ -95,6 +103,16 @@ class Workflow:
             elif value is not None:
                 parts += [f"--{flag}", shlex.quote(str(value))]
         return " ".join(parts)
+
+
+def _chosen(values: Mapping[str, Any], config: ModelConfig) -> dict[str, int]:
+    """What the configuration leaves open: as this machine was calibrated for such a model, else the engine's own."""
+    found = chosen(config)
+    return {
+        key: found.get(key, getattr(EngineOptions(), key))
+        for key in ("launch_groups", "reader_threads")
+        if values.get(key) is None
+    }
 
 
 def _of_key(key: str, read: Callable[[Any], Any], value: Any) -> Any:

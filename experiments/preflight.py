@@ -112,7 +112,8 @@ def _check_trace(options: SessionOptions, routes: RouteTrace, config: ModelConfi
             sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
             raise Edge0Error(error.kind, error.detail, path=options.trace, tensor=error.tensor, **sides) from error
     native = [arm for arm in options.arms if ARMS[arm].resident]
-    advised = [arm for arm in options.arms if ARMS[arm].options.get("prerouter") == "advise"]
+    advises = [arm for arm in options.arms if ARMS[arm].options.get("prerouter") == "advise"]
+    advised = advises if routes.recall == 1 else []
     for arms, why in (
         (native, "stock mlx-lm routes by itself"),
         (advised, "predictions come from the trace too, so that advice would never be wrong"),

@@ -27,6 +27,8 @@ def test_defaults():
         ("io", "odirect", "pread or mmap or direct"),
         ("assembly", "slots", "bank or stack or patch"),
         ("fill", "main", "readers or engine"),
+        ("eviction", "fifo", "lru or frequency or predicted"),
+        ("reads", "all", "expert or layer"),
         *[
             (name, value, "an integer >= 1")
             for name in ("k", "adapter_k", "bank_bytes", "reader_threads", "launch_groups", "prefill_chunk")
@@ -59,6 +61,24 @@ def test_only_a_bank_is_filled_by_somebody(refused, assembly):
     refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(assembly=assembly, fill="engine"), "fill", "without a bank")
     assert EngineOptions(assembly=assembly, io="mmap").fill == "readers"
     assert EngineOptions(fill="engine", io="direct").assembly == "bank"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"assembly": "stack", "eviction": "frequency"}, "eviction"),
+        ({"assembly": "stack", "reads": "layer"}, "reads"),
+        ({"fill": "engine", "reads": "layer"}, "reads"),
+        ({"yields": True}, "yields"),
+        ({"prerouter": "advise", "fill": "engine", "yields": True}, "yields"),
+        ({"hints": -1}, "hints"),
+        ({"hints": 1.5}, "hints"),
+        ({"hints": 4, "prerouter": "off"}, "hints"),
+        ({"hints": 4, "fill": "engine"}, "hints"),
+    ],
+)
+def test_a_lever_needs_what_it_moves(refused, options, name):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(**options), f"option {name}", options[name])
 
 
 def test_the_default_bank_is_twice_the_floor_and_no_more_than_all_experts():

@@ -1,5 +1,6 @@
 """An engine under a route trace: every way of serving executes and reads the trace, bit for bit the same."""
 
+import dataclasses
 import io
 from collections import defaultdict
 
@@ -171,3 +172,29 @@ def test_a_trace_of_another_k_is_refused_before_weights_are_read(checkpoint, tra
     refused(
         ErrorKind.TRACE_INVALID, lambda: Engine(checkpoint, EngineOptions(k=2), routes=trace), "expected 2, found 4"
     )
+
+
+@pytest.mark.parametrize("recall", [0.0, 0.8])
+def test_advice_is_wrong_as_often_as_the_trace_says_and_the_route_never_is(checkpoint, trace, recall):
+    wrong = dataclasses.replace(trace, recall=recall)
+    named = [wrong.advice(step) for step in range(trace.tokens)]
+    right = [trace.step(step) for step in range(trace.tokens)]
+    found = [len(set(a[layer]) & set(r[layer])) for a, r in zip(named, right, strict=True) for layer in trace.layers]
+    assert all(len(set(ids.tolist())) == trace.k for step in named for ids in step.values())
+    assert np.mean(found) / trace.k == pytest.approx(recall, abs=0.1)
+    assert all(np.array_equal(named[3][layer], wrong.advice(3)[layer]) for layer in trace.layers)
+    rows = []
+    for routes in (trace, wrong):
+        with Engine(checkpoint, EngineOptions(k=4, prerouter="advise"), routes=routes) as engine:
+            rows.append(engine_logits(engine, tokens=TOKENS))
+    assert same_bits(*rows)
+
+
+def test_a_recall_is_kept_in_the_file_and_needs_wrong_experts_to_name(trace, tmp_path, refused):
+    dataclasses.replace(trace, recall=0.5).save(tmp_path / "wrong")
+    trace.save(tmp_path / "right")
+    assert RouteTrace.load(tmp_path / "wrong").recall == 0.5 and RouteTrace.load(tmp_path / "right").recall == 1
+    for recall in (1.5, -0.1, float("nan"), "1"):
+        refused(ErrorKind.TRACE_INVALID, lambda recall=recall: dataclasses.replace(trace, recall=recall), "recall")
+    every = np.arange(4)[None, None]
+    refused(ErrorKind.TRACE_INVALID, lambda: RouteTrace(every, (0,), 4, recall=0.5), "recall", "wrong")

@@ -42,6 +42,7 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
         lora=not options.no_lora,
         memory_bytes=None if options.memory is None else parse_bytes(options.memory, "memory"),
         context=options.context,
+        **(options.engine_defaults(options.directory) if getattr(options, "engine_defaults", None) else {}),
     )
 
 

@@ -64,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--zipf", type=float, default=0.0, help="exponent of the popularity of experts, 0: all alike (default 0)"
     )
     generate_parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    generate_parser.add_argument(
+        "--recall", type=float, default=1.0, help="share of a route that advice names, where it is replayed (default 1)"
+    )
 
     show_parser = actions.add_parser("show", help="say what a trace holds")
     show_parser.add_argument("file", metavar="FILE", type=Path)
@@ -193,7 +196,7 @@ def generated(options: argparse.Namespace) -> RouteTrace:
     k = config.check_k(config.family.k_served if options.k is None else options.k)
     made = generate(config.moe_layers, config.experts, k, options.tokens, options.reuse, options.zipf, options.seed)
     owners = heads_of(options.model, config, k) if options.model is not None else find_tier(options.tier).owners
-    return replace(made, about=dict(made.about) | serving_facts(config, owners))
+    return replace(made, about=dict(made.about) | serving_facts(config, owners), recall=float(options.recall))
 
 
 def heads_of(directory: Path, config: ModelConfig, k: int) -> tuple[int, ...]:

@@ -21,15 +21,18 @@ EXECUTED, TEACHER = "executed", "teacher"
 
 @dataclass(frozen=True)
 class Forecast:
-    """The lazy outputs of one group's heads; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`."""
+    """The lazy outputs of one group's heads; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`, `best`
+    `[G, 1, N]` the experts that the heads want most, best first, or None where nobody asked."""
 
     owners: tuple[int, ...]
     indices: mx.array
     weights: mx.array
     history: dict[int, mx.array]  # owner -> what this token executed, `[1, 1, E]`
+    best: mx.array | None = None
 
     def arrays(self) -> list[mx.array]:
-        return [self.indices, self.weights, *self.history.values()]
+        best = [] if self.best is None else [self.best]
+        return [self.indices, self.weights, *best, *self.history.values()]
 
 
 class Predictor:
@@ -44,10 +47,13 @@ class Predictor:
         executed: Mapping[int, Executed],
         history: Mapping[int, mx.array],
         forced: mx.array | None = None,
+        hints: int = 0,
+        told: mx.array | None = None,
     ) -> Forecast:
         """Predict the next token's routes of the layers after `owners`, from the last position of this pass.
 
-        `forced` `[G, 1, K]`: what is to be predicted; the heads run as ever and give the weights.
+        `forced` `[G, 1, K]`: what is to be predicted; the heads run as ever and give the weights. `hints`: experts that
+        are told beyond the K best; `told` `[G, 1, N]` are told in their place.
         """
         seen = self.history(owners, executed)
         blank = self._heads.no_history()
@@ -57,7 +63,10 @@ class Predictor:
         ]
         logits = self._heads(owners, mx.concatenate(features))
         indices, weights = self._router(logits, forced=forced)
-        return Forecast(owners, indices, weights, seen)
+        best = told
+        if hints and told is None:
+            best = mx.argsort(-logits, axis=-1)[..., : indices.shape[-1] + hints]
+        return Forecast(owners, indices, weights, seen, best)
 
     def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, mx.array]:
         """What the last position of a pass executed, for a next pass of one token."""

@@ -8,12 +8,13 @@ from edge0.checkpoint.layout import ExpertLayout
 from edge0.options import EngineOptions
 from edge0.streaming.bank import Bank
 from edge0.streaming.bundles import Bundles
+from edge0.streaming.eviction import eviction
 from edge0.streaming.executor import Store
 from edge0.streaming.patch import PatchStore
 from edge0.streaming.reader import EngineReader, ExpertReader, Reader
 from edge0.streaming.source import Source
 from edge0.streaming.stack import StackStore
-from edge0.telemetry.loads import Recorder
+from edge0.telemetry.loads import HINT, PREFETCH, Recorder
 
 
 def open_store(
@@ -40,9 +41,12 @@ def open_store(
     if options.fill == "engine":
         reader = EngineReader(source, recorder, advise)
     else:
-        reader = Reader(source, recorder, options.reader_threads, advise)
+        reader = Reader(source, recorder, options.reader_threads, advise, options.reads == "layer")
+    # Nobody waits for what only might be wanted; where a prediction is the route, somebody waits for it.
+    yielding = {HINT, PREFETCH} if options.yields else {HINT} if options.hints else set()
     try:
-        return Bank(layout, capacity, dtype, reader, recorder), reader
+        policy = eviction(options.eviction, capacity)
+        return Bank(layout, capacity, dtype, reader, recorder, policy, yielding), reader
     except BaseException:
         reader.close()
         raise

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from edge0.checkpoint.layout import ByteRange
 
-DEMAND, PREFETCH, PREFILL = "demand", "prefetch", "prefill"
+DEMAND, PREFETCH, PREFILL, HINT = "demand", "prefetch", "prefill", "hint"
+URGENCY = {DEMAND: 0, PREFILL: 0, PREFETCH: 1, HINT: 2}  # of a read: small goes first
 # What takes the engine thread's time, besides building graphs: it waits for reads, or itself reads, copies and stacks;
 # waits for a router's choice; hands a graph to MLX; waits for what it handed over; brings a token to the host.
 LOADS, ROUTE, LAUNCH, EVALUATE, SAMPLE = REASONS = ("loads", "route", "launch", "evaluate", "sample")
@@ -34,7 +35,7 @@ class LoadRecord:
     expert: int
     purpose: str
     asked_bytes: int
-    calls: int  # reads asked of the operating system
+    calls: int  # reads asked of the operating system; of experts that are read together, all are the first one's
     submit_ns: int
     start_ns: int = 0  # after the observer's probe
     end_ns: int = 0
@@ -62,6 +63,7 @@ class Totals:
     hits: int = 0
     asked_bytes: int = 0
     calls: int = 0
+    given_up: int = 0  # reads that were taken back before they began; no other sum has them
     loads_wait_ns: int = 0  # of the engine thread, for reads
 
 
@@ -104,6 +106,19 @@ class Recorder:
         self.totals.calls += len(ranges)
         return LoadRecord(self.step, layer, expert, purpose, nbytes, len(ranges), time.monotonic_ns())
 
+    def together(self, records: Sequence[LoadRecord], calls: int) -> None:
+        """Some experts are read by `calls` reads, in place of those that each alone would take."""
+        self.totals.calls += calls - sum(record.calls for record in records)
+        for number, record in enumerate(records):
+            record.calls = 0 if number else calls
+
+    def give_up(self, record: LoadRecord) -> None:
+        """A read that was asked for is not made."""
+        self.totals.given_up += 1
+        self.totals.loads -= 1
+        self.totals.asked_bytes -= record.asked_bytes
+        self.totals.calls -= record.calls
+
     def begin(self, record: LoadRecord, ranges: tuple[ByteRange, ...]) -> None:
         """Called by the loading thread right before the first byte is asked for."""
         record.thread = threading.get_native_id()
@@ -113,14 +128,22 @@ class Recorder:
             self._observed(record, begun)
         record.start_ns = time.monotonic_ns()
 
-    def finish(self, record: LoadRecord) -> None:
-        """Called by the loading thread when the last byte is there."""
-        record.end_ns = time.monotonic_ns()
+    def finish(self, *records: LoadRecord) -> None:
+        """Called by the loading thread when the last byte is there, of one expert or of some that were read together:
+        these began and ended together, and share what the device delivered."""
+        end, start = time.monotonic_ns(), records[-1].start_ns
+        for record in records:
+            record.start_ns, record.end_ns = start, end
+            if self.observer is not None:
+                self.observer.after(record)
         if self.observer is not None:
-            self.observer.after(record)
-            self._observed(record, record.end_ns)
+            self._observed(records[-1], end)
+        if len(records) > 1 and records[0].device_bytes >= 0:
+            share, rest = divmod(records[0].device_bytes, len(records))
+            for number, record in enumerate(records):
+                record.device_bytes = share + (rest if number == 0 else 0)
         if self.rows:
-            self.loads.append(record)
+            self.loads.extend(records)
 
     def _observed(self, record: LoadRecord, begun_ns: int) -> None:
         """Where the engine thread itself loads, looking costs it time that is not the engine's."""

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge0.errors import Edge0Error, ErrorKind
+
 if TYPE_CHECKING:
     from experiments.host.examination import Report, Subject
 
@@ -40,15 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=_positive, default=1.0, help="of each of the eight read measurements (default 1)"
     )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also decode for half a minute, to choose reader threads and launch groups for CHECKPOINT here",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     from experiments.alone import alone
+    from experiments.host.calibration import calibrate
     from experiments.host.examination import examine, subject
     from experiments.host.machine_file import MACHINES, other_machine, write
 
+    if options.calibrate and options.checkpoint is None:
+        detail, hint = "option calibrate: nothing to decode", "name a checkpoint"
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected="a CHECKPOINT", found="none", hint=hint)
     with alone("edge0 doctor"), _progress() as report, subject(options.checkpoint, report) as what:
         values = examine(what, options.seconds, report)
+        if options.calibrate:
+            values["calibrations"] = [calibrate(options.checkpoint, report)]
     print(report_text(values, what))
     there = MACHINES / f"{values['id']}.yaml"
     if options.out is None and (other := other_machine(values, MACHINES)):
@@ -60,6 +73,15 @@ def run(options: argparse.Namespace) -> None:
     print(f"\n{told}\n\n{next_text(values, options.checkpoint)}")
 
 
+def engine_defaults(checkpoint: Path) -> dict[str, int]:
+    """Fields of `EngineOptions` that were chosen on this machine for a checkpoint of this shape; the command line takes
+    them. Raises Edge0Error for a directory that is no checkpoint."""
+    from edge0.tiers import read_config
+    from experiments.host.calibration import chosen
+
+    return chosen(read_config(checkpoint))
+
+
 def report_text(values: Mapping[str, Any], what: Subject) -> str:
     """The report for people. `values`: a machine file's; `what`: that which was read."""
     blocks = [
@@ -69,6 +91,7 @@ def report_text(values: Mapping[str, Any], what: Subject) -> str:
         _cache(values),
         _state(values),
         _steps(values["storage"], what),
+        *_calibrations(values),
         _warnings(values.get("warnings", [])),
     ]
     return "\n\n".join(block for block in blocks if block)
@@ -187,6 +210,12 @@ def _steps(storage: Mapping[str, Any], what: Subject) -> str:
             f"{_threads(alone)}, {step.cost_ms(best['mib_s']):.0f} ms with {_threads(best)}"
         )
     return "\n".join(lines)
+
+
+def _calibrations(values: Mapping[str, Any]) -> list[str]:
+    from experiments.host.calibration import words
+
+    return ["\n".join(words(entry)) for entry in values.get("calibrations", [])]
 
 
 def _warnings(warnings: Sequence[str]) -> str:

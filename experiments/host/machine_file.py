@@ -35,14 +35,18 @@ def check(values: Mapping[str, Any], path: Path) -> None:
 
 
 def write(values: Mapping[str, Any], folder: Path) -> Path:
-    """Write `folder`/<id>.yaml, whole or not at all; returns its path. What nobody can measure, the `serving` of a file
-    that is there, is kept.
+    """Write `folder`/<id>.yaml, whole or not at all; returns its path. Of a file that is there its `serving` is kept,
+    which nobody can measure, and its `calibrations` of other shapes than these values have.
 
     Raises:
         Edge0Error: OPTION_INVALID when the schema refuses, or the file that is there is none; OUTPUT_UNWRITABLE.
     """
     path = folder / f"{values['id']}.yaml"
     values = dict(values) | _serving(path)
+    own = values.get("calibrations", [])
+    kept = [entry for entry in calibrations(path) if entry["shape"] not in {one["shape"] for one in own}]
+    if own or kept:
+        values["calibrations"] = [*kept, *own]
     check(values, path)
     head = f"# Written by `edge0 doctor` on {values['created']}; schema: experiments/{SCHEMA.name}.\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -94,6 +98,18 @@ def _serving(path: Path) -> dict[str, Any]:
     """The `serving` section of a machine file, by that name; nothing where there is no file, or no such section."""
     there = _there(path)
     return {"serving": there["serving"]} if "serving" in there else {}
+
+
+def calibrations(path: Path) -> list[dict[str, Any]]:
+    """The `calibrations` of a machine file; none where there is no file, or no such section.
+
+    Raises:
+        Edge0Error: OPTION_INVALID, for a file that is none.
+    """
+    there = _there(path)
+    if "calibrations" in there:
+        check(there, path)
+    return there.get("calibrations", [])
 
 
 def _there(path: Path) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def random_reads(
         for count in threads:
             report(f"{way} reads, {count} thread{'s' if count > 1 else ''}")
             if way != DIRECT or DARWIN:  # macOS gives what is cached, even to readers that do not cache
-                _evict(paths)
+                evict(paths)
             places = _anywhere(files, nbytes, count) if way == DIRECT else _each_once(files, nbytes, count)
             rows.append(_measure(read, places, nbytes, count, seconds))
     return RandomReads(way, nbytes, tuple(rows))
@@ -145,7 +145,7 @@ def lower_cache(path: os.PathLike[str] | str, host: Mapping[str, Any] | None = N
     if not _takes_direct(path):
         return LowerCache(UNKNOWN, "the file system refuses reads past the page cache")
     if DARWIN:
-        _evict([path])
+        evict([path])
     with _opened([path], DIRECT) as read:
         blocks = list(range(0, _file_bytes(path) - DIRECT_ALIGN + 1, DIRECT_ALIGN))
         offsets = random.Random(0).sample(blocks, min(_BLOCKS, len(blocks)))
@@ -269,7 +269,8 @@ def _opened(paths: Sequence[Path], way: str) -> Iterator[Read]:
         yield read
 
 
-def _evict(paths: Sequence[Path]) -> None:
+def evict(paths: Sequence[Path]) -> None:
+    """Take files out of the page cache, as far as the system does so."""
     for path in paths:
         with FilePages(path, MINCORE) as pages:
             pages.evict()

@@ -76,7 +76,7 @@ rule bench_reads:
     params:
         python=sys.executable,
         out=subpath(output[0], parent=True),
-        threads=config["reader_threads"],
+        threads=WORKFLOW.values["reader_threads"],
         started=STARTED,
     shell:
         "{params.python} -m experiments.read_cost {input.model:q} {params.out:q} --threads {params.threads} > {log:q}"

@@ -29,7 +29,7 @@ TIER = "results/box/unit-35b"
 OWN_ROWS = ("fit", "budgets", "bench", "engine", "tab1", "math", "ladder", "merge", "tab2")
 # What stands in place of finished measurements: folder of sessions to the file that a finished one has.
 FINISHED = {
-    **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB")},
+    **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB", "levers")},
     f"{TIER}/resident/sessions/free": "session.json",
     **{f"{TIER}/predict/sessions/{part}": "session.json" for part in ("compute", "loads", "target", "cold")},
     **{f"results/box/bench/sessions/{part}": "session.json" for part in ("overlap", "resident")},
@@ -165,7 +165,7 @@ def test_a_newer_session_of_table_3_makes_the_fits_table_anew(measured):
 
 
 def test_without_measuring_rows_are_taken_as_they_are_and_sessions_reused(measured):
-    targets = (*OWN_ROWS, "tab3", "tab4", "predict", "noise", "appxB", "resident")
+    targets = (*OWN_ROWS, "tab3", "tab4", "predict", "noise", "appxB", "levers", "resident")
     found = jobs(dry_run(measured, *targets, "-p", *BOX, "remeasure=false", "bench_rounds=7", "fit_loads=9"))
     assert set(targets) <= set(found)
     for rule in measuring(found):
@@ -190,6 +190,7 @@ def test_what_was_asked_for_is_measured_anew_and_old_rows_are_no_output(measured
         ("fit", "unit-35b/fit"),
         ("budgets", "unit-35b/budgets"),
         ("appxB", "unit-35b/appxB"),
+        ("levers", "unit-35b/levers"),
         ("resident", "unit-35b/resident"),
         ("reuse", "unit-35b/reuse"),
         ("predict", "unit-35b"),
