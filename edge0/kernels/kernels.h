@@ -1,0 +1,3 @@
+/* All kernels of one variant. */
+#include "quantised.h"
+#include "experts.h"

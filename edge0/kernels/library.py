@@ -1,0 +1,84 @@
+"""Finds the built kernels, loads them, and says which variant runs here and why.
+
+The library is plain C without Python or MLX in it: ctypes calls it, nothing is pinned to a version of either, and an
+install without a compiler merely lacks it. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class Linear(ctypes.Structure):
+    """A quantised matrix as types.h has it; whoever makes one keeps the arrays that it points to."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("w", "s", "b", "down", "up")),
+        *((name, c_int32) for name in ("n", "k", "bits", "wide", "rank")),
+        ("lora", c_float),
+    ]
+
+
+LINEAR = POINTER(Linear)
+FLOATS = c_void_p  # an address; numpy gives it faster than a typed pointer
+
+SIGNATURES = {
+    "edge0_variant": (c_char_p,),
+    "edge0_open": (c_void_p, c_int, c_int, c_int),
+    "edge0_close": (None, c_void_p),
+    "edge0_linears": (None, c_void_p, FLOATS, c_int, c_int, POINTER(LINEAR), POINTER(FLOATS)),
+    "edge0_experts": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, c_void_p, c_int, FLOATS),
+    "edge0_gated": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, FLOATS),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """What was found: the loaded library, or None and why; `variant` is avx2, neon-dotprod or plain."""
+
+    loaded: ctypes.CDLL | None
+    variant: str
+    reason: str
+
+
+@cache
+def load(folder: Path = Path(__file__).parent) -> Library:
+    """Load what was built into `folder`. Where there is nothing, one warning says so; never an error."""
+    found = _load(folder)
+    if found.loaded is None and sys.platform.startswith("linux"):
+        log.warning("no CPU kernels (%s): MLX's own operations are used, which are several times slower", found.reason)
+    return found
+
+
+def _load(folder: Path) -> Library:
+    if not sys.platform.startswith("linux"):
+        return Library(None, "none", f"they are for Linux, this is {sys.platform}")
+    files = sorted(folder.glob("_cpu*.so"))
+    if not files:
+        return Library(None, "none", "they were not built: no C compiler was there at install, or another processor")
+    try:
+        library = ctypes.CDLL(str(files[0]), mode=ctypes.RTLD_LOCAL)
+        for name, (result, *arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return Library(None, "none", f"{files[0].name} cannot be used: {error}; install again")
+    variant = library.edge0_variant().decode()
+    why = "this processor has no vectors that the kernels know" if variant == "plain" else "this processor has them"
+    return Library(library, variant, why)
+
+
+def describe() -> str:
+    """Which kernel an engine on the CPU would use here, and why, in one line."""
+    found = load()
+    if found.loaded is None:
+        return f"MLX's own: {found.reason}"
+    return f"own, {found.variant}: {found.reason}"

@@ -1,0 +1,169 @@
+"""An engine's own kernels: their threads, matrices as they want them, and the calls.
+
+Every call is synchronous and eager: what goes in is evaluated, what comes out is there. Memory is not copied on the way
+in: weights are the model's and the bank's own arrays, seen through numpy. Whoever calls holds the leases of what is
+read. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+
+from edge0.errors import Edge0Error, ErrorKind
+from edge0.kernels.library import LINEAR, Linear, load
+from edge0.tiers import EXPERT_BITS, GROUP_SIZE
+
+Kind = Literal["int8", "exact"]
+
+
+def seen(array: mx.array) -> np.ndarray:
+    """The memory of an evaluated array, shared; bf16 as the integers that hold it."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def floats(array: mx.array) -> np.ndarray:
+    """The values of fp32 activations in order, evaluated here; copied only where they lie out of order."""
+    values = np.asarray(array)
+    if values.dtype != np.float32:
+        raise TypeError(f"kernels take fp32 activations, found {array.dtype}")
+    return np.ascontiguousarray(values)
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """An unmerged LoRA beside a matrix: fp32 `down` `[rank, in]`, `up` `[out, rank]`."""
+
+    down: np.ndarray
+    up: np.ndarray
+    scale: float
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A quantised matrix `[n, k]`, or a stack of them, in the form that C takes; keeps its arrays alive."""
+
+    struct: Linear
+    kept: tuple[np.ndarray, ...] = field(repr=False)
+    pointer: object = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, weight: mx.array, scales: mx.array, biases: mx.array, bits: int, correction: Correction | None = None
+    ) -> Matrix:
+        """`weight` `[.., n, k * bits / 32]`, `scales` and `biases` `[.., n, k / 64]`, bf16 or fp32."""
+        n, k = weight.shape[-2], weight.shape[-1] * 32 // bits
+        if bits not in (EXPERT_BITS, 2 * EXPERT_BITS) or scales.shape[-1] * GROUP_SIZE != k:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                "option kernels: a matrix is not quantised as the kernels want it",
+                expected=f"{EXPERT_BITS} or {2 * EXPERT_BITS} bits in groups of {GROUP_SIZE}",
+                found=f"{bits} bits, {scales.shape[-1]} groups of {k} columns",
+                hint="use kernels=mlx",
+            )
+        parts = [seen(part) for part in (weight, scales, biases)]
+        rank, extra = 0, (0, 0)
+        if correction is not None:
+            both = [np.ascontiguousarray(part, np.float32) for part in (correction.down, correction.up)]
+            rank, extra = len(both[0]), tuple(address(part) for part in both)
+            parts += both
+        if not all(part.flags.c_contiguous for part in parts):
+            raise ValueError("a matrix whose memory is not in order")
+        scale = correction.scale if correction is not None else 0.0
+        wide = int(parts[1].dtype == np.float32)
+        struct = Linear(*(address(part) for part in parts[:3]), *extra, n, k, bits, wide, rank, scale)
+        return cls(struct, tuple(parts), ctypes.pointer(struct))
+
+    @property
+    def n(self) -> int:
+        return self.struct.n
+
+    @property
+    def k(self) -> int:
+        return self.struct.k
+
+
+class Group:
+    """Matrices of equal input and bits that are applied together."""
+
+    def __init__(self, matrices: Sequence[Matrix]):
+        self.matrices = tuple(matrices)
+        self.pointers = (LINEAR * len(matrices))(*(matrix.pointer for matrix in matrices))
+        self.outputs = (ctypes.c_void_p * len(matrices))()
+
+
+class Kernels:
+    """The handle of one engine. `kind`: activations in 8 bits per group of 64, or fp32 as they are.
+
+    Args:
+        threads: with the caller's; None: as many as there are cores for this process.
+        simd: use the variant for this processor where there is one; False: plain C.
+    """
+
+    def __init__(self, kind: Kind, threads: int | None = None, simd: bool = True):
+        found = load()
+        if found.loaded is None:
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID,
+                f"option kernels: {kind} cannot be used ({found.reason})",
+                hint="kernels=auto or mlx computes with MLX's own",
+            )
+        self.kind, self.variant = kind, found.variant if simd else "plain"
+        self.library = found.loaded
+        self.handle = self.library.edge0_open(threads or len(os.sched_getaffinity(0)), int(kind == "int8"), int(simd))
+        if not self.handle:
+            raise MemoryError("no memory for the kernels")
+
+    @property
+    def name(self) -> str:
+        """As rows name it: `int8-avx2`, `exact-plain`."""
+        return f"{self.kind}-{self.variant}"
+
+    def close(self) -> None:
+        """End the threads; no call may follow."""
+        if self.handle:
+            self.library.edge0_close(self.handle)
+            self.handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+    def linears(self, x: np.ndarray, group: Group) -> list[np.ndarray]:
+        """`[t, k]` to `[t, n]` of each matrix."""
+        results = [np.empty((len(x), matrix.n), np.float32) for matrix in group.matrices]
+        group.outputs[:] = [address(result) for result in results]
+        self.library.edge0_linears(self.handle, address(x), len(x), len(results), group.pointers, group.outputs)
+        return results
+
+    def gated(self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:
+        """`[t, k]` to `[t, n]`: down(silu(gate x) * up x)."""
+        y = np.empty((len(x), down.n), np.float32)
+        self.library.edge0_gated(self.handle, gate.pointer, up.pointer, down.pointer, address(x), len(x), address(y))
+        return y
+
+    def experts(self, x: np.ndarray, slots: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:
+        """`[t, D]` and `[t, K]` uint32 rows of the stacks to `[t, K, D]`, unweighted."""
+        y = np.empty((*slots.shape, down.n), np.float32)
+        self.library.edge0_experts(
+            self.handle,
+            gate.pointer,
+            up.pointer,
+            down.pointer,
+            address(x),
+            len(x),
+            address(slots),
+            slots.shape[1],
+            address(y),
+        )
+        return y
