@@ -18,6 +18,9 @@ import numpy as np
 from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
+from edge0.kernels.modules import KernelExperts
+from edge0.kernels.runner import Kernels
+from edge0.kernels.swap import resolve, use_kernels
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -29,7 +32,9 @@ from edge0.replay import Replay
 from edge0.request import Flight, Pass, Request
 from edge0.routing import Router
 from edge0.sampling import Sampling
+from edge0.streaming.bank import Bank
 from edge0.streaming.executor import Executor, Lease, Prediction
+from edge0.streaming.experts import expert_mlp
 from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
 from edge0.streaming.source import Source, open_source
 from edge0.streaming.stores import open_store
@@ -84,11 +89,16 @@ class Engine:
         self.model = models.load(self.directory, self.config, opening.index, streamed=True)
         if opening.lora is not None:
             apply_lora(self.model, self.config, opening.lora, self.dtype)
-        self.model.attend_in_pieces()
+        self.kernels = None
+        if (kind := resolve(options.kernels)) == "mlx":
+            self.model.attend_in_pieces()
+        else:
+            self.kernels = Kernels(kind, options.kernel_threads)
+            use_kernels(self.model, self.kernels)
         self.blocks = models.moe_blocks(self.model)
         self.heads = self.predictor = None
         if opening.heads is not None:
-            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype)
+            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype, self.kernels)
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
         with ExitStack() as undo:
@@ -100,7 +110,10 @@ class Engine:
             )
             undo.pop_all()
         self._closed = False
-        self.executor = Executor(self.store, self.router, self.recorder, options.native)
+        experts = expert_mlp
+        if self.kernels is not None:
+            experts = KernelExperts(self.kernels, self.store.stacks if isinstance(self.store, Bank) else None)
+        self.executor = Executor(self.store, self.router, self.recorder, options.native, experts)
         for block in self.blocks.values():
             block.executor = self.executor
         release_freed_memory()
@@ -167,7 +180,7 @@ class Engine:
             h = self.model.embed(mx.array([[token]]))
             running.masks = self.model.masks(h, request.cache)
             for group in self.schedule.groups:
-                self._land(running, request, keep=1 if self._is_staged(group, running) else 0)
+                self._land(running, request, keep=self._ahead(group, running))
                 self._await_reads(group, running)
                 h = self._launch(group, h, running, request)
             self._land(running, request, keep=0)
@@ -206,6 +219,8 @@ class Engine:
     def close(self) -> None:
         """End the reader threads and close the files."""
         self._closed = True
+        if self.kernels is not None:
+            self.kernels.close()
         if self.reader is not None:
             self.reader.close()
         self.source.close()
@@ -243,9 +258,11 @@ class Engine:
                 request.release()
             raise
 
-    def _is_staged(self, group: LaunchGroup, running: Pass) -> bool:
-        """Whether no layer of the group will stop the host to look at its router."""
-        return all(layer in running.predictions for layer in group.layers if layer in self.blocks)
+    def _ahead(self, group: LaunchGroup, running: Pass) -> int:
+        """Groups that may be in the air while this one is built: one, where no layer will stop the host to look at its
+        router. Kernels compute while they are called: nothing is in the air, and heads need not wait for the next."""
+        staged = all(layer in running.predictions for layer in group.layers if layer in self.blocks)
+        return int(staged and self.kernels is None)
 
     def _await_reads(self, group: LaunchGroup, running: Pass) -> None:
         """The exposed wait: whatever was predicted for these layers must be in memory before their graph may run."""

@@ -2,6 +2,7 @@
 
    Each header of kernels is included twice, for any processor and for this one's vectors; what runs is chosen when a
    handle is opened. A call is synchronous: it reads and writes memory that its caller owns, and keeps nothing of it. */
+#define _GNU_SOURCE /* M_SQRT1_2 */
 #include <math.h>
 
 #include "types.h"
@@ -38,6 +39,10 @@ static int has_simd(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; } /* HW
 #define linears_simd linears_plain
 #define experts_simd experts_plain
 #define gated_simd gated_plain
+#define attention_simd attention_plain
+#define latent_simd latent_plain
+#define delta_simd delta_plain
+#define dense_simd dense_plain
 static int has_simd(void) { return 0; }
 #endif
 
@@ -75,4 +80,23 @@ EXPORT void edge0_experts(Handle *h, const Linear *gate, const Linear *up, const
 EXPORT void edge0_gated(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const float *x, int t,
                         float *y) {
   RUN(gated, gate, up, down, x, t, y);
+}
+
+EXPORT void edge0_attention(Handle *h, const Attention *p, const float *x, int t, int offset, float *keys, float *values,
+                            int room, float *out, float *normed) {
+  RUN(attention, p, x, t, offset, keys, values, room, out, normed);
+}
+
+EXPORT void edge0_latent(Handle *h, const Latent *p, const float *x, int t, int offset, float *latents, float *others,
+                         float *out, float *normed) {
+  RUN(latent, p, x, t, offset, latents, others, out, normed);
+}
+
+EXPORT void edge0_delta(Handle *h, const Delta *p, const float *x, int t, float *const *histories, float *state,
+                        float *out, float *normed) {
+  RUN(delta, p, x, t, histories, state, out, normed);
+}
+
+EXPORT void edge0_dense(Handle *h, const float *w, const float *x, int count, int t, int n, int k, int gelu, float *y) {
+  RUN(dense, w, x, count, t, n, k, gelu, y);
 }

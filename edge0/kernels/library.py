@@ -30,6 +30,34 @@ class Linear(ctypes.Structure):
 LINEAR = POINTER(Linear)
 FLOATS = c_void_p  # an address; numpy gives it faster than a typed pointer
 
+
+def _struct(name: str, linears: str, floats: str, integers: str, numbers: str) -> type[ctypes.Structure]:
+    """A structure of types.h that begins with `Norms`: its fields by kind, in the order of the header."""
+    kinds = ((linears, LINEAR), (floats, FLOATS), (integers, c_int32), (numbers, c_float))
+    fields = [("norms", Norms), *((field, kind) for names, kind in kinds for field in names.split())]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+class Norms(ctypes.Structure):
+    _fields_ = [("before", FLOATS), ("after", FLOATS), ("eps", c_float), ("hidden", c_int32)]
+
+
+Attention = _struct("Attention", "q k v o", "q_norm k_norm turns", "heads pairs width rotated", "eps scale")
+Latent = _struct(
+    "Latent",
+    "q_a q_b kv_a gate o",
+    "q_norm kv_norm turns keys values",
+    "heads latent plain rotated width q_rank",
+    "q_eps kv_eps scale",
+)
+Delta = _struct(
+    "Delta",
+    "in0 in1 in2 in3 in4 in5 o",
+    "taps0 taps1 taps2 rate shift norm",
+    "streams key_heads heads key value count",
+    "eps lower",
+)
+
 SIGNATURES = {
     "edge0_variant": (c_char_p,),
     "edge0_open": (c_void_p, c_int, c_int, c_int),
@@ -37,6 +65,10 @@ SIGNATURES = {
     "edge0_linears": (None, c_void_p, FLOATS, c_int, c_int, POINTER(LINEAR), POINTER(FLOATS)),
     "edge0_experts": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, c_void_p, c_int, FLOATS),
     "edge0_gated": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, FLOATS),
+    "edge0_dense": (None, c_void_p, FLOATS, FLOATS, *[c_int] * 5, FLOATS),
+    "edge0_attention": (None, c_void_p, POINTER(Attention), FLOATS, c_int, c_int, FLOATS, FLOATS, c_int, FLOATS, FLOATS),
+    "edge0_latent": (None, c_void_p, POINTER(Latent), FLOATS, c_int, c_int, FLOATS, FLOATS, FLOATS, FLOATS),
+    "edge0_delta": (None, c_void_p, POINTER(Delta), FLOATS, c_int, POINTER(FLOATS), FLOATS, FLOATS, FLOATS),
 }
 
 

@@ -167,3 +167,10 @@ class Kernels:
             address(y),
         )
         return y
+
+    def dense(self, weight: np.ndarray, x: np.ndarray, gelu: bool = False) -> np.ndarray:
+        """fp32 `[count, n, k]` and `[count, t, k]` to `[count, t, n]`, through the exact gelu where asked for."""
+        (count, n, k), t = weight.shape, x.shape[1]
+        y = np.empty((count, t, n), np.float32)
+        self.library.edge0_dense(self.handle, address(weight), address(x), count, t, n, k, int(gelu), address(y))
+        return y

@@ -57,3 +57,41 @@ static inline float widen(uint16_t half) {
   memcpy(&value, &bits, 4);
   return value;
 }
+
+/* --- one layer's attention, between its two norms ----------------------------------------------------------------- */
+
+typedef struct {
+  const float *before, *after; /* weights of the norm before attention and of the one after the residual, [hidden] */
+  float eps;
+  int32_t hidden;
+} Norms;
+
+/* Gated attention with grouped queries. `turns`: angle per position of each rotated pair, [rotated / 2]. */
+typedef struct {
+  Norms norms;
+  const Linear *q, *k, *v, *o; /* q gives each head its query, then its gate */
+  const float *q_norm, *k_norm, *turns;
+  int32_t heads, pairs, width, rotated;
+  float eps, scale;
+} Attention;
+
+/* Attention on a latent (MLA), absorbed: queries meet the latent itself. */
+typedef struct {
+  Norms norms;
+  const Linear *q_a, *q_b, *kv_a, *gate, *o;
+  const float *q_norm, *kv_norm, *turns;
+  const float *keys, *values; /* [heads, latent, plain], [heads, width, latent] */
+  int32_t heads, latent, plain, rotated, width, q_rank;
+  float q_eps, kv_eps, scale;
+} Latent;
+
+/* Linear attention by the delta rule, behind a short convolution of q, k and v: in one stream (decay per head,
+   `lower` is 0) or in three (decay per head and key element, bounded below by exp(lower)). */
+typedef struct {
+  Norms norms;
+  const Linear *in[6], *o; /* one stream: qkv, gate, beta, decay; three: q, k, v, gate, beta, decay */
+  const float *taps[3];    /* of each stream, [taps, channels] */
+  const float *rate, *shift, *norm; /* exp(A_log) [heads]; [heads] or [heads, key]; [value] */
+  int32_t streams, key_heads, heads, key, value, count;
+  float eps, lower;
+} Delta;

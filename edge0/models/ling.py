@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
+from edge0.kernels.modules import KernelGate
 from edge0.models.pieces import InPieces
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
@@ -27,6 +28,8 @@ class LingStreamedMoE(StreamedMoE):
         self.shared_experts = block.shared_experts
 
     def logits(self, x: mx.array) -> mx.array:
+        if isinstance(self.gate, KernelGate):
+            return self.gate(x)
         return x.astype(mx.float32) @ self.gate.weight.astype(mx.float32).T
 
     def bias(self) -> mx.array:

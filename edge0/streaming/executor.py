@@ -12,7 +12,7 @@ All give the same bits for the same route. A routed expert that is not there is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,9 @@ class Store(Protocol):
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease: ...
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray: ...
+
+
+Experts = Callable[[mx.array, mx.array, Sequence[mx.array]], mx.array]
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,12 @@ class Executor:
 
     Args:
         native: "hot" or "exact", for layers that route for themselves.
+        experts: the arithmetic of routed experts, as `expert_mlp`.
     """
 
-    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str):
+    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str, experts: Experts = expert_mlp):
         self._store, self._router, self._recorder, self._native = store, router, recorder, native
+        self._experts = experts
         self.running = Running()
 
     def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
@@ -139,7 +144,7 @@ class Executor:
             lease.wait()
         indices, weights = self._route(block, x)
         rows = mx.array(lease.slots)[indices]
-        return expert_mlp(x, rows, lease.stacks), weights
+        return self._experts(x, rows, lease.stacks), weights
 
     def _step(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
         """One token, exact or hot."""
@@ -216,4 +221,4 @@ class Executor:
                 expected="all of them loaded",
                 found=f"{absent.tolist()} absent",
             )
-        return expert_mlp(x, lease.positions(rows), lease.stacks)
+        return self._experts(x, lease.positions(rows), lease.stacks)
