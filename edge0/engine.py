@@ -94,7 +94,7 @@ class Engine:
             self.model.attend_in_pieces()
         else:
             self.kernels = Kernels(kind, options.kernel_threads)
-            use_kernels(self.model, self.kernels)
+            use_kernels(self.model, self.kernels, options.hidden_clip)
         self.blocks = models.moe_blocks(self.model)
         self.heads = self.predictor = None
         if opening.heads is not None:
@@ -299,12 +299,12 @@ class Engine:
         if flight.forecast is None:
             return
         request.history |= flight.forecast.history
-        ids = np.array(flight.forecast.indices)
+        ids, weights = np.array(flight.forecast.indices), np.array(flight.forecast.weights.astype(mx.float32))
         for number, owner in enumerate(flight.forecast.owners):
             own = slice(number, number + 1)
             lease = self.store.request(owner + 1, np.unique(ids[own]), PREFETCH)
             request.predictions[owner + 1] = Prediction(
-                flight.forecast.indices[own], flight.forecast.weights[own], ids[own], lease
+                mx.array(ids[own]), mx.array(weights[own], flight.forecast.weights.dtype), ids[own], lease
             )
 
     @property
@@ -326,7 +326,7 @@ class Engine:
     def _layers(self, layers: range, h: mx.array, masks: list, request: Request) -> mx.array:
         for layer in layers:
             h = self.model.decoder_layers[layer](h, mask=masks[layer], cache=request.cache[layer])
-            if self.options.hidden_clip is not None:
+            if self.options.hidden_clip is not None and self.kernels is None:
                 h = mx.clip(mx.where(mx.isnan(h), 0, h), -self.options.hidden_clip, self.options.hidden_clip)
         return h
 

@@ -43,6 +43,7 @@ static int has_simd(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; } /* HW
 #define latent_simd latent_plain
 #define delta_simd delta_plain
 #define dense_simd dense_plain
+#define combine_simd combine_plain
 static int has_simd(void) { return 0; }
 #endif
 
@@ -77,9 +78,15 @@ EXPORT void edge0_experts(Handle *h, const Linear *gate, const Linear *up, const
   RUN(experts, gate, up, down, x, t, slots, experts, y);
 }
 
-EXPORT void edge0_gated(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const float *x, int t,
-                        float *y) {
-  RUN(gated, gate, up, down, x, t, y);
+EXPORT void edge0_gated(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const Linear *share,
+                        const float *x, int t, float *y) {
+  RUN(gated, gate, up, down, share, x, t, y);
+}
+
+EXPORT void edge0_combine(Handle *h, const float *x, const float *y, const float *weights, const float *shared, int t,
+                          int experts, int width, float clip, float *out) {
+  h->simd ? combine_simd(x, y, weights, shared, t, experts, width, clip, out)
+          : combine_plain(x, y, weights, shared, t, experts, width, clip, out);
 }
 
 EXPORT void edge0_attention(Handle *h, const Attention *p, const float *x, int t, int offset, float *keys, float *values,

@@ -63,12 +63,31 @@ static void KERNEL(experts)(Handle *h, const Linear *gate, const Linear *up, con
   pool_run(&h->pool, KERNEL(lower), &c, groups * c.chunks, (size_t)count * down->n * down->k / 2);
 }
 
-/* y [t, D] = down(silu(gate x) * up x), for a shared expert or a dense layer. Uses scratches 0 to 3. */
-static void KERNEL(gated)(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const float *x, int t,
-                          float *y) {
+/* out [t, D] = x + (the sum of weights [t, experts] times y [t, experts, D], + shared), within +-clip where that is
+   above 0: NaN is 0 then. */
+static void KERNEL(combine)(const float *x, const float *y, const float *weights, const float *shared, int t,
+                            int experts, int width, float clip, float *out) {
+  for (int i = 0; i < t; i++, x += width, shared += width, out += width) {
+    for (int n = 0; n < width; n++) out[n] = 0;
+    for (int e = 0; e < experts; e++, y += width) KERNEL(add_scaled)(out, y, *weights++, width);
+    for (int n = 0; n < width; n++) out[n] = x[n] + (out[n] + shared[n]);
+    if (clip > 0)
+      for (int n = 0; n < width; n++) out[n] = out[n] > clip ? clip : out[n] < -clip ? -clip : out[n] == out[n] ? out[n] : 0;
+  }
+}
+
+/* y [t, D] = down(silu(gate x) * up x), for a shared expert or a dense layer; times sigmoid(share x) where there is one.
+   Uses scratches 0 to 4. */
+static void KERNEL(gated)(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const Linear *share,
+                          const float *x, int t, float *y) {
   size_t width = (size_t)gate->n * t;
   float *raised = scratch(h, 3, sizeof(float) * 2 * width);
   KERNEL(linears)(h, x, t, 2, (const Linear *[]){gate, up}, (float *[]){raised, raised + width});
   for (size_t i = 0; i < width; i++) raised[i] = KERNEL(silu)(raised[i]) * raised[i + width];
   KERNEL(linears)(h, raised, t, 1, &down, &y);
+  if (!share) return;
+  float *parts = scratch(h, 4, sizeof(float) * t);
+  KERNEL(linears)(h, x, t, 1, &share, &parts);
+  for (int i = 0; i < t; i++, y += down->n)
+    for (int n = 0; n < down->n; n++) y[n] *= KERNEL(sigmoid)(parts[i]);
 }

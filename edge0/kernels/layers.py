@@ -20,6 +20,7 @@ from edge0.kernels import library
 from edge0.kernels.modules import matrix
 from edge0.kernels.runner import Kernels, Matrix, address, floats
 from edge0.lora import LoRAMultiLinear
+from edge0.streaming.moe import StreamedMoE
 
 PIECE_TOKENS = 64  # of a prompt, that attention takes at a time: its memory grows with them
 WIDEST = 1024  # elements of a head, as in attention.h
@@ -33,10 +34,10 @@ class Core(Protocol):
 class KernelLayer(nn.Module):
     """A decoder layer: attention by the kernels, experts as they were."""
 
-    def __init__(self, layer: nn.Module, core: Core):
+    def __init__(self, kernels: Kernels, layer: nn.Module, core: Core, clip: float | None):
         super().__init__()
         self.mlp, self.is_linear = layer.mlp, layer.is_linear
-        self._core = core
+        self._kernels, self._core, self._clip = kernels, core, clip
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         """`[1, T, D]` to the same; the mask is that of one sequence, causal."""
@@ -45,7 +46,13 @@ class KernelLayer(nn.Module):
         for start in range(0, len(values), PIECE_TOKENS):
             cut = slice(start, start + PIECE_TOKENS)
             self._core(values[cut], cache, out[cut], normed[cut])
-        return mx.array(out[None]) + self.mlp(mx.array(normed[None]))
+        normed = mx.array(normed[None])
+        if isinstance(self.mlp, StreamedMoE):
+            parts = self.mlp.parts(normed)
+        else:
+            parts = mx.zeros((1, len(out), 0, out.shape[1])), mx.zeros((1, len(out), 0)), self.mlp(normed)
+        y, weights, shared = (floats(part)[0] for part in parts)
+        return mx.array(self._kernels.combine(out, y, weights, shared, self._clip)[None])
 
 
 def core_of(kernels: Kernels, layer: nn.Module) -> Core:

@@ -47,12 +47,13 @@ class KernelLinear(nn.Module):
 
 
 class KernelGated(nn.Module):
-    """A gated MLP: a shared expert, or a dense layer."""
+    """A gated MLP: a shared expert, or a dense layer. `share`: the gate `[1, D]` of a shared expert that has one."""
 
-    def __init__(self, kernels: Kernels, module: nn.Module):
+    def __init__(self, kernels: Kernels, module: nn.Module, share: nn.Module | None = None):
         super().__init__()
         self._kernels = kernels
-        self._parts = [matrix(part) for part in (module.gate_proj, module.up_proj, module.down_proj)]
+        parts = [module.gate_proj, module.up_proj, module.down_proj, *([share] if share is not None else [])]
+        self._parts = [matrix(part) for part in parts]
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.array(self._kernels.gated(rows(x), *self._parts).reshape(x.shape))

@@ -146,11 +146,28 @@ class Kernels:
         self.library.edge0_linears(self.handle, address(x), len(x), len(results), group.pointers, group.outputs)
         return results
 
-    def gated(self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:
-        """`[t, k]` to `[t, n]`: down(silu(gate x) * up x)."""
+    def gated(
+        self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix, share: Matrix | None = None
+    ) -> np.ndarray:
+        """`[t, k]` to `[t, n]`: down(silu(gate x) * up x), times sigmoid(share x) where there is one."""
         y = np.empty((len(x), down.n), np.float32)
-        self.library.edge0_gated(self.handle, gate.pointer, up.pointer, down.pointer, address(x), len(x), address(y))
+        shared = None if share is None else share.pointer
+        self.library.edge0_gated(
+            self.handle, gate.pointer, up.pointer, down.pointer, shared, address(x), len(x), address(y)
+        )
         return y
+
+    def combine(
+        self, x: np.ndarray, y: np.ndarray, weights: np.ndarray, shared: np.ndarray, clip: float | None
+    ) -> np.ndarray:
+        """`x + (weights y + shared)`, within +-`clip` and without NaN where that is given.
+
+        `[t, D]`, `[t, K, D]`, `[t, K]` and `[t, D]` to `[t, D]`.
+        """
+        (t, k, width), out = y.shape, np.empty_like(x)
+        inputs = (address(part) for part in (x, y, weights, shared))
+        self.library.edge0_combine(self.handle, *inputs, t, k, width, clip or 0.0, address(out))
+        return out
 
     def experts(self, x: np.ndarray, slots: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:
         """`[t, D]` and `[t, K]` uint32 rows of the stacks to `[t, K, D]`, unweighted."""

@@ -5,21 +5,18 @@ Called once, when weights and adapters are in their places. Knows the shapes of 
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.bailing_moe_v3 import BailingGate
-from mlx_lm.tuner.lora import LoRALinear
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.kernels.layers import KernelLayer, core_of
 from edge0.kernels.library import load
 from edge0.kernels.modules import KernelGate, KernelGated, KernelLinear
 from edge0.kernels.runner import Kernels
-
-log = logging.getLogger(__name__)
-
+from edge0.streaming.moe import StreamedMoE
 
 def resolve(kernels: str) -> str:
     """What `EngineOptions.kernels` comes to on this machine: "int8", "exact" or "mlx".
@@ -42,23 +39,21 @@ def resolve(kernels: str) -> str:
     return kernels
 
 
-def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """
+def use_kernels(model: nn.Module, kernels: Kernels, clip: float | None) -> None:
+    """`clip`: what hidden states are held within after each layer.
+
     Raises:
         Edge0Error: OPTION_INVALID where a layer is of a kind that the kernels do not know.
     """
     layers = model.decoder_layers
     for number, layer in enumerate(layers):
-        layers[number] = KernelLayer(layer, core_of(kernels, layer))
-        if "gate_proj" in layer.mlp:
-            layers[number].mlp = KernelGated(kernels, layer.mlp)
-            continue
-        for name, child in layer.mlp.children().items():
-            if isinstance(child, nn.QuantizedLinear | LoRALinear):
-                layer.mlp[name] = KernelLinear(kernels, child)
-            elif isinstance(child, BailingGate):
-                layer.mlp[name] = KernelGate(kernels, child)
-            elif "gate_proj" in child:
-                layer.mlp[name] = KernelGated(kernels, child)
+        layers[number] = KernelLayer(kernels, layer, core_of(kernels, layer), clip)
+        block = layer.mlp
+        if isinstance(block, StreamedMoE):
+            gate = KernelGate if isinstance(block.gate, BailingGate) else KernelLinear
+            block.gate = gate(kernels, block.gate)
+            block.use_kernels(partial(KernelGated, kernels))
+        else:
+            layers[number].mlp = KernelGated(kernels, block)
     top = model.language_model if "language_model" in model else model
     top.lm_head = KernelLinear(kernels, top.lm_head)

@@ -6,6 +6,7 @@ called `experts`, and `kv_b_proj` is quantised (the class wants it split into tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -37,6 +38,9 @@ class LingStreamedMoE(StreamedMoE):
 
     def shared(self, x: mx.array) -> mx.array:
         return self.shared_experts(x)
+
+    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+        self.shared_experts = gated(self.shared_experts)
 
 
 class ResidentModel(bailing_moe_v3.Model):
