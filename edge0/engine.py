@@ -18,9 +18,10 @@ import numpy as np
 from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
+from edge0.kernels.choice import MLX, resolve, scale_dtype
 from edge0.kernels.modules import KernelExperts
 from edge0.kernels.runner import Kernels
-from edge0.kernels.swap import resolve, use_kernels
+from edge0.kernels.swap import use_kernels
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -86,11 +87,13 @@ class Engine:
         self.recorder = recorder or Recorder()
         self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
-        self.model = models.load(self.directory, self.config, opening.index, streamed=True)
+        scales = scale_dtype(options.kernels, self.dtype)
+        self.model = models.load(self.directory, self.config, opening.index, streamed=True, scales=scales)
         if opening.lora is not None:
             apply_lora(self.model, self.config, opening.lora, self.dtype)
+        self._parameter_bytes = models.parameter_bytes(self.model)
         self.kernels = None
-        if (kind := resolve(options.kernels)) == "mlx":
+        if (kind := resolve(options.kernels)) == MLX:
             self.model.attend_in_pieces()
         else:
             self.kernels = Kernels(kind, options.kernel_threads)
@@ -106,7 +109,7 @@ class Engine:
             undo.callback(self.source.close)
             self.source.check(self.layout.identities)
             self.store, self.reader = open_store(
-                options, self.layout, plan.bank_slots, self.dtype, self.source, self.recorder, self.k
+                options, self.layout, plan.bank_slots, scales, self.source, self.recorder, self.k
             )
             undo.pop_all()
         self._closed = False
@@ -121,7 +124,7 @@ class Engine:
     @property
     def resident_bytes(self) -> int:
         """Bytes of parameters and heads that stay in memory beside the bank."""
-        return models.parameter_bytes(self.model) + (self.heads.nbytes if self.heads else 0)
+        return self._parameter_bytes + (self.heads.nbytes if self.heads else 0)
 
     # --- one request -----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ PLACE = "experiments/config.yaml or --config"
 LISTS = ("ks", "prefill_tokens", "tab1_tiers", "ladder_tiers", "ladder_seeds", "ladder_controls", "quality_tiers")
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
-    *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
+    *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "kernels", "seed", "probe_every"),
 )
 
 

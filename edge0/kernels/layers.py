@@ -1,8 +1,8 @@
 """Layers of mlx-lm's models whose attention, with the norms around it, is one call of the kernels.
 
-What a layer's attention is made of (matrices, norms, angles) is taken from mlx-lm's own modules after loading; a layer's
-cache stays mlx-lm's own object, whose arrays are written in place. Tokens are computed one by one in their order, so the
-bits do not depend on how a prompt is cut. One sequence at a time. Knows nothing of experts.
+What a layer's attention is made of (matrices, norms, angles) is taken from mlx-lm's own modules after loading; its
+cache stays mlx-lm's own object, whose arrays are written in place. Tokens are computed one by one in their order, so
+the bits do not depend on how a prompt is cut. One sequence at a time. Knows nothing of experts.
 """
 
 from __future__ import annotations

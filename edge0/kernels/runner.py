@@ -146,9 +146,7 @@ class Kernels:
         self.library.edge0_linears(self.handle, address(x), len(x), len(results), group.pointers, group.outputs)
         return results
 
-    def gated(
-        self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix, share: Matrix | None = None
-    ) -> np.ndarray:
+    def gated(self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix, share: Matrix | None = None) -> np.ndarray:
         """`[t, k]` to `[t, n]`: down(silu(gate x) * up x), times sigmoid(share x) where there is one."""
         y = np.empty((len(x), down.n), np.float32)
         shared = None if share is None else share.pointer

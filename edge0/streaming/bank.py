@@ -24,7 +24,7 @@ Key = tuple[int, int]  # layer, expert
 
 
 def slot_bytes(specs: Sequence[PartSpec], dtype: mx.Dtype) -> int:
-    """Bytes of one slot when activations have `dtype`: fp32 widens scales and biases."""
+    """Bytes of one slot when scales and biases are kept in `dtype`: fp32 widens them."""
     return sum(spec.nbytes * (2 if _widens(spec, dtype) else 1) for spec in specs)
 
 
@@ -89,7 +89,7 @@ class Bank:
     Args:
         layout: where experts lie in the files.
         slots: capacity in experts.
-        dtype: the activations' dtype.
+        dtype: of scales and biases in memory: that of the activations where MLX computes.
     """
 
     def __init__(self, layout: ExpertLayout, slots: int, dtype: mx.Dtype, reader: ExpertReader, recorder: Recorder):
