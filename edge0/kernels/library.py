@@ -115,7 +115,8 @@ def _load(folder: Path) -> Library:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        return Library(None, "none", f"{files[0].name} cannot be used: {error}; install again")
+        why = str(error).replace(f"{folder}/", "")
+        return Library(None, "none", f"{files[0].name} cannot be used ({why}); install again")
     variant = library.edge0_variant().decode()
     why = "this processor has no vectors that the kernels know" if variant == "plain" else "this processor has them"
     return Library(library, variant, why)

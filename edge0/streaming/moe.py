@@ -37,7 +37,7 @@ class StreamedMoE(nn.Module):
         raise NotImplementedError
 
     def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
-        """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what takes its place."""
+        """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what replaces it."""
         raise NotImplementedError
 
     def parts(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:

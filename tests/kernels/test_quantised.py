@@ -1,4 +1,4 @@
-"""Products with quantised matrices and routed experts: near fp64, and the same bits whatever is computed beside them."""
+"""Products with quantised matrices and routed experts: near fp64, and the same bits whatever is computed beside."""
 
 import mlx.core as mx
 import numpy as np
@@ -55,7 +55,8 @@ def test_experts_are_near_fp64(kernels, seed, width, hidden, slots, t, k):
     rng = np.random.default_rng(seed)
     matrices, (gate, up, down), _ = stacks(rng, slots, 64 * width, 64 * hidden)
     x, rows = activations(rng, t, 64 * hidden), rng.integers(0, slots, (t, k)).astype(np.uint32)
-    expected = np.stack([[down[r] @ (silu(gate[r] @ one) * (up[r] @ one)) for r in row] for one, row in zip(x, rows)])
+    pairs = zip(x, rows, strict=True)
+    expected = np.stack([[down[r] @ (silu(gate[r] @ one) * (up[r] @ one)) for r in row] for one, row in pairs])
     assert distance(kernels.experts(x, rows, *matrices), expected) < FEW[kernels.kind]
 
 
