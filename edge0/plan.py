@@ -85,8 +85,8 @@ class MemoryPlan:
             "process_bytes": PROCESS_BYTES,
             "tokenizer_bytes": _tokenizer_bytes(opening),
             "resident_bytes": resident_bytes(config, item, scales.size),
-            "lora_bytes": lora_bytes(config, item) if opening.lora else 0,
-            "heads_bytes": heads_bytes(opening, item),
+            "lora_bytes": lora_bytes(config, scales.size) if opening.lora else 0,
+            "heads_bytes": heads_bytes(opening, scales.size),
             "kv_bytes": kv_bytes(config, context, item),
         }
         chunks = list(_halvings(min(options.prefill_chunk, context)))
@@ -249,7 +249,7 @@ def lora_bytes(config: ModelConfig, item: int) -> int:
 
 
 def heads_bytes(opening: Opening, item: int) -> int:
-    """The heads whose predictions are consumed."""
+    """The heads whose predictions are consumed; the kernels keep them in 16 bits, as scales and the LoRA."""
     if opening.heads is None:
         return 0
     used = tuple(f"layers.{owner}." for owner in opening.schedule.owners)

@@ -93,7 +93,7 @@ static void KERNEL(attend_head)(void *context, int chunk) {
   KERNEL(norm)(query, query, p->q_norm, p->eps, width);
   KERNEL(rotate)(query, c->table + (size_t)t * p->rotated, p->rotated, p->rotated / 2);
   KERNEL(attend)(out, query, c->keys + pair, width, NULL, NULL, 0, c->values + pair, width, c->offset + t + 1, p->scale);
-  for (int i = 0; i < width; i++) out[i] *= KERNEL(sigmoid)(gate[i]);
+  KERNEL(gate_row)(out, out, gate, NULL, width);
 }
 
 /* x [t, hidden] to out = x + attention(norm(x)) and its norm; keys and values [pairs, room, width] hold `offset` tokens

@@ -104,6 +104,7 @@ EXPORT void edge0_delta(Handle *h, const Delta *p, const float *x, int t, float 
   RUN(delta, p, x, t, histories, state, out, normed);
 }
 
-EXPORT void edge0_dense(Handle *h, const float *w, const float *x, int count, int t, int n, int k, int gelu, float *y) {
-  RUN(dense, w, x, count, t, n, k, gelu, y);
+EXPORT void edge0_dense(Handle *h, const void *w, int half, const float *x, int count, int t, int n, int k, int gelu,
+                        float *y) {
+  RUN(dense, w, half, x, count, t, n, k, gelu, y);
 }

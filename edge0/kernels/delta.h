@@ -18,7 +18,7 @@ static void KERNEL(convolve)(const KERNEL(Stream) *s, int first, int last) {
       const float *weight = s->taps + (size_t)tap * s->channels;
       for (int c = first; c < last; c++) out[c] += weight[c] * in[c];
     }
-    for (int c = first; c < last; c++) out[c] = KERNEL(silu)(out[c]);
+    KERNEL(gate_row)(out + first, out + first, out + first, NULL, last - first);
   }
   for (int kept = 0; kept < s->count - 1; kept++) { /* oldest first: none is overwritten before it is read */
     int from = s->t + kept - (s->count - 1);
@@ -51,6 +51,40 @@ typedef struct {
   int t, q_row, v_row;
 } KERNEL(DeltaContext);
 
+/* row *= decay; row . x */
+static inline float KERNEL(decayed_dot)(float *row, const float *decay, const float *x, int n) {
+  v8f low = {0}, high = {0};
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    v8f a = KERNEL(load8)(row + i) * KERNEL(load8)(decay + i);
+    v8f b = KERNEL(load8)(row + i + 8) * KERNEL(load8)(decay + i + 8);
+    *(v8f *)(row + i) = a;
+    *(v8f *)(row + i + 8) = b;
+    low += a * KERNEL(load8)(x + i);
+    high += b * KERNEL(load8)(x + i + 8);
+  }
+  float rest = 0;
+  for (; i < n; i++) rest += (row[i] *= decay[i]) * x[i];
+  return KERNEL(sum8)(low + high) + rest;
+}
+
+/* row += f y; row . x */
+static inline float KERNEL(added_dot)(float *row, const float *y, float f, const float *x, int n) {
+  v8f low = {0}, high = {0};
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    v8f a = KERNEL(load8)(row + i) + f * KERNEL(load8)(y + i);
+    v8f b = KERNEL(load8)(row + i + 8) + f * KERNEL(load8)(y + i + 8);
+    *(v8f *)(row + i) = a;
+    *(v8f *)(row + i + 8) = b;
+    low += a * KERNEL(load8)(x + i);
+    high += b * KERNEL(load8)(x + i + 8);
+  }
+  float rest = 0;
+  for (; i < n; i++) rest += (row[i] += f * y[i]) * x[i];
+  return KERNEL(sum8)(low + high) + rest;
+}
+
 /* One head through all tokens: state [value, key] decays, is corrected towards v at k, and is read at q. */
 static void KERNEL(delta_head)(void *context, int head) {
   KERNEL(DeltaContext) *c = context;
@@ -79,15 +113,12 @@ static void KERNEL(delta_head)(void *context, int head) {
     }
     for (int j = 0; j < value; j++) {
       float *row = state + (size_t)j * key;
-      for (int i = 0; i < key; i++) row[i] *= decay[i];
-      float delta = (v[j] - KERNEL(dot)(row, k, key)) * beta;
-      KERNEL(add_scaled)(row, k, delta, key);
-      read[j] = KERNEL(dot)(row, q, key);
+      float delta = (v[j] - KERNEL(decayed_dot)(row, decay, k, key)) * beta;
+      read[j] = KERNEL(added_dot)(row, k, delta, q, key);
     }
     size_t at = ((size_t)t * p->heads + head) * value;
     KERNEL(norm)(read, read, p->norm, p->eps, value);
-    for (int j = 0; j < value; j++)
-      c->mixed[at + j] = read[j] * (p->lower ? KERNEL(sigmoid)(c->gate[at + j]) : KERNEL(silu)(c->gate[at + j]));
+    KERNEL(gate_row)(c->mixed + at, read, c->gate + at, p->lower ? NULL : c->gate + at, value);
   }
 }
 

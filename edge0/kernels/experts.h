@@ -9,7 +9,7 @@ typedef struct {
   const Rows *x, *act;
   const KERNEL(Pair) *pairs; /* by slot */
   const int *firsts;         /* of each slot in use, its first pair; one more at the end */
-  float *hidden, *y;
+  float *hidden, *raised, *y;
   int experts, chunks, int8;
 } KERNEL(ExpertsContext);
 
@@ -26,9 +26,13 @@ static void KERNEL(raise)(void *context, int chunk) {
     for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
       size_t slot = c->pairs[i].slot;
       int t = c->pairs[i].pair / c->experts;
-      float gate = KERNEL(product)(c->gate, slot, n, c->x, t, c->int8);
-      c->hidden[(size_t)i * width + n] = KERNEL(silu)(gate) * KERNEL(product)(c->up, slot, n, c->x, t, c->int8);
+      c->hidden[(size_t)i * width + n] = KERNEL(product)(c->gate, slot, n, c->x, t, c->int8);
+      c->raised[(size_t)i * width + n] = KERNEL(product)(c->up, slot, n, c->x, t, c->int8);
     }
+  for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
+    float *gate = c->hidden + (size_t)i * width + first;
+    KERNEL(gate_row)(gate, gate, gate, c->raised + (size_t)i * width + first, last - first);
+  }
 }
 
 static void KERNEL(lower)(void *context, int chunk) {
@@ -54,8 +58,8 @@ static void KERNEL(experts)(Handle *h, const Linear *gate, const Linear *up, con
   firsts[groups] = count;
   Rows rows, act;
   KERNEL(prepare)(h, 0, &rows, x, t, gate->k, h->int8);
-  float *hidden = scratch(h, 5, sizeof(float) * count * gate->n);
-  KERNEL(ExpertsContext) c = {gate, up, down, &rows, &act, pairs, firsts, hidden, y, experts, 0, h->int8};
+  float *hidden = scratch(h, 5, sizeof(float) * 2 * count * gate->n), *raised = hidden + (size_t)count * gate->n;
+  KERNEL(ExpertsContext) c = {gate, up, down, &rows, &act, pairs, firsts, hidden, raised, y, experts, 0, h->int8};
   c.chunks = (gate->n + CHUNK_ROWS - 1) / CHUNK_ROWS;
   pool_run(&h->pool, KERNEL(raise), &c, groups * c.chunks, (size_t)count * gate->n * gate->k);
   KERNEL(prepare)(h, 6, &act, hidden, count, down->k, h->int8);
@@ -83,7 +87,7 @@ static void KERNEL(gated)(Handle *h, const Linear *gate, const Linear *up, const
   size_t width = (size_t)gate->n * t;
   float *raised = scratch(h, 3, sizeof(float) * 2 * width);
   KERNEL(linears)(h, x, t, 2, (const Linear *[]){gate, up}, (float *[]){raised, raised + width});
-  for (size_t i = 0; i < width; i++) raised[i] = KERNEL(silu)(raised[i]) * raised[i + width];
+  KERNEL(gate_row)(raised, raised, raised, raised + width, (int)width);
   KERNEL(linears)(h, raised, t, 1, &down, &y);
   if (!share) return;
   float *parts = scratch(h, 4, sizeof(float) * t);

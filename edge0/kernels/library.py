@@ -66,7 +66,7 @@ SIGNATURES = {
     "edge0_experts": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, c_void_p, c_int, FLOATS),
     "edge0_gated": (None, c_void_p, LINEAR, LINEAR, LINEAR, LINEAR, FLOATS, c_int, FLOATS),
     "edge0_combine": (None, c_void_p, *[FLOATS] * 4, c_int, c_int, c_int, c_float, FLOATS),
-    "edge0_dense": (None, c_void_p, FLOATS, FLOATS, *[c_int] * 5, FLOATS),
+    "edge0_dense": (None, c_void_p, c_void_p, c_int, FLOATS, *[c_int] * 5, FLOATS),
     "edge0_attention": (
         None,
         c_void_p,

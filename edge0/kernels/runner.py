@@ -42,7 +42,7 @@ def address(array: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Correction:
-    """An unmerged LoRA beside a matrix: fp32 `down` `[rank, in]`, `up` `[out, rank]`."""
+    """An unmerged LoRA beside a matrix: `down` `[rank, in]`, `up` `[out, rank]`, kept in fp16, as files hold them."""
 
     down: np.ndarray
     up: np.ndarray
@@ -74,7 +74,7 @@ class Matrix:
         parts = [seen(part) for part in (weight, scales, biases)]
         rank, extra = 0, (0, 0)
         if correction is not None:
-            both = [np.ascontiguousarray(part, np.float32) for part in (correction.down, correction.up)]
+            both = [np.ascontiguousarray(part, np.float16) for part in (correction.down, correction.up)]
             rank, extra = len(both[0]), tuple(address(part) for part in both)
             parts += both
         if not all(part.flags.c_contiguous for part in parts):
@@ -184,8 +184,8 @@ class Kernels:
         return y
 
     def dense(self, weight: np.ndarray, x: np.ndarray, gelu: bool = False) -> np.ndarray:
-        """fp32 `[count, n, k]` and `[count, t, k]` to `[count, t, n]`, through the exact gelu where asked for."""
-        (count, n, k), t = weight.shape, x.shape[1]
+        """fp16 or fp32 `[count, n, k]` and fp32 `[count, t, k]` to `[count, t, n]`, through the exact gelu if asked for."""
+        (count, n, k), t, half = weight.shape, x.shape[1], int(weight.dtype == np.float16)
         y = np.empty((count, t, n), np.float32)
-        self.library.edge0_dense(self.handle, address(weight), address(x), count, t, n, k, int(gelu), address(y))
+        self.library.edge0_dense(self.handle, address(weight), half, address(x), count, t, n, k, int(gelu), address(y))
         return y

@@ -19,7 +19,7 @@ typedef uint8_t v8u __attribute__((vector_size(8), aligned(1), may_alias));
 typedef struct {
   const uint8_t *w;       /* n rows of k * bits / 8 bytes, codes from the low bits up */
   const void *s, *b;      /* [n, k / 64], fp32 where wide, else bf16 */
-  const float *down, *up; /* [rank, k], [n, rank] */
+  const uint16_t *down, *up; /* halves [rank, k], [n, rank] */
   int32_t n, k, bits, wide, rank;
   float lora;
 } Linear;
@@ -49,6 +49,22 @@ static void *scratch(Handle *h, int which, size_t bytes) {
     if (posix_memalign(&h->scratch[which], 64, h->room[which])) abort();
   }
   return h->scratch[which];
+}
+
+static inline float half_to_float(uint16_t half) {
+  uint32_t sign = (uint32_t)(half & 0x8000) << 16, bits = half & 0x7fff;
+  float value;
+  if (bits >= 0x7c00) /* infinite, or not a number */
+    bits = 0x7f800000 | bits << 13;
+  else if (bits >= 0x400)
+    bits = (bits << 13) + ((127 - 15) << 23);
+  else {
+    value = (float)bits * 5.9604645e-8f; /* 2^-24 */
+    memcpy(&bits, &value, 4);
+  }
+  bits |= sign;
+  memcpy(&value, &bits, 4);
+  return value;
 }
 
 static inline float widen(uint16_t half) {

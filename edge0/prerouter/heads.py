@@ -29,7 +29,7 @@ class Heads:
     Args:
         groups: tuples of owners that are evaluated together.
         dtype: of features and weights (files hold F16).
-        kernels: compute by them; None: by MLX.
+        kernels: compute by them, with weights as files hold them; None: by MLX.
 
     Raises:
         Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, ADAPTER_MISMATCH when the file does not fit the model;
@@ -45,11 +45,12 @@ class Heads:
         kernels: Kernels | None = None,
     ):
         self._experts, self._dtype, self._kernels = config.experts, dtype, kernels
+        kept = dtype if kernels is None else mx.float16
         entries = adapter.find(head_tensors(config, adapter.owners, adapter.inner_width))
         with reading([adapter.header]):
             arrays = load_arrays(entries)
             self._stacks = {
-                owners: [_stack(arrays, owners, part, dtype) for part in PARTS] for owners in groups if owners
+                owners: [_stack(arrays, owners, part, kept) for part in PARTS] for owners in groups if owners
             }
             mx.eval(self._stacks)
 

@@ -21,8 +21,8 @@ def packed(rng, n, k, bits=4, wide=False, stack=(), rank=0):
     values = codes.reshape(plain.shape) * s + b
     correction = None
     if rank:
-        down, up = (rng.normal(size=size).astype(np.float32) / 4 for size in ((rank, k), (n, rank)))
-        correction = Correction(down / np.sqrt(k, dtype=np.float32), up, 2.0)
+        down, up = (rng.normal(size=size) / 4 for size in ((rank, k), (n, rank)))
+        correction = Correction((down / np.sqrt(k)).astype(np.float16), up.astype(np.float16), 2.0)
         values = values + 2.0 * correction.up.astype(np.float64) @ correction.down.astype(np.float64)
     return Matrix.of(weight, scales, biases, bits, correction), values, (weight, scales, biases)
 
