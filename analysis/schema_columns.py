@@ -143,6 +143,26 @@ layers integer layers: Layers with experts.
 experts integer experts: Experts of each of them.
 """
 
+KERNELS = """
+order integer -: Place in the order of time, from 0.
+round integer -: Round, from 0; rows of one round are compared with each other.
+kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT.
+k integer experts: Experts that each token is routed to in each layer.
+threads integer threads: Of the kernels, with the engine's own.
+steps integer steps: Decode steps that the row is the mean of.
+step_ms number ms: Time of a step.
+cpu_ms number ms: Processor time of all threads during it.
+loads integer loads: Expert reads that the steps asked for: 0 once every expert in use is in memory.
+attention_ms number ms: Part of step_ms: full attention of 35b, with its projections and norms; 0 for mlx, as all below.
+latent_ms number ms: Full attention of 8b, likewise.
+delta_ms number ms: Linear attention, likewise.
+experts_ms number ms: Routed experts.
+gated_ms number ms: Shared experts and dense layers.
+linears_ms number ms: Routers and the head.
+dense_ms number ms: Prerouter heads, and routers that are not quantised.
+combine_ms number ms: Adding a layer's parts up.
+"""
+
 AGREEMENT = """
 by text -: Way of keeping the budget: eviction (our own), cgroup or balloon.
 exponent number -: The stream of loads: 0 is uniform, else Zipf's exponent.

@@ -87,13 +87,14 @@ class Engine:
         self.recorder = recorder or Recorder()
         self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
-        scales = scale_dtype(options.kernels, self.dtype)
+        kind, scales = resolve(options.kernels), scale_dtype(options.kernels, self.dtype)
         self.model = models.load(self.directory, self.config, opening.index, streamed=True, scales=scales)
         if opening.lora is not None:
-            apply_lora(self.model, self.config, opening.lora, self.dtype)
+            dtype = self.dtype if kind == MLX else mx.float16  # as files hold it
+            apply_lora(self.model, self.config, opening.lora, dtype)
         self._parameter_bytes = models.parameter_bytes(self.model)
         self.kernels = None
-        if (kind := resolve(options.kernels)) == MLX:
+        if kind == MLX:
             self.model.attend_in_pieces()
         else:
             self.kernels = Kernels(kind, options.kernel_threads)
@@ -276,10 +277,13 @@ class Engine:
 
     def _launch(self, group: LaunchGroup, h: mx.array, running: Pass, request: Request) -> mx.array:
         """Build a group's graph, its heads and, after the last layer, the logits; start it without waiting."""
+        spent_ns = self.kernels.spent_ns if self.kernels else 0
         h = self._layers(group.layers, h, running.masks, request)
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
         forecast = self._forecast(group, running, request)
+        if self.kernels is not None:  # their calls are what evaluating is to MLX
+            self.recorder.waited(EVALUATE, group.layers[-1], self.kernels.spent_ns - spent_ns)
         # The CPU backend holds the caller while its queue is full: that, too, is waiting for computation.
         with self.recorder.waiting(LAUNCH, group.layers[-1]):
             mx.async_eval(h, *(forecast.arrays() if forecast else ()))

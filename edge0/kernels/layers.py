@@ -168,8 +168,8 @@ class GatedAttention(_Core):
     def __call__(self, x: np.ndarray, cache: KVCache, out: np.ndarray, normed: np.ndarray) -> None:
         heads, width = self._shape
         keys, values = _room(cache, len(x), heads, width, width)
-        self._kernels.library.edge0_attention(
-            self._kernels.handle,
+        self._kernels.run(
+            "edge0_attention",
             self._pointer,
             address(x),
             len(x),
@@ -220,8 +220,8 @@ class LatentAttention(_Core):
 
     def __call__(self, x: np.ndarray, cache: KVCache, out: np.ndarray, normed: np.ndarray) -> None:
         latents, others = _room(cache, len(x), 1, *self._shape)
-        self._kernels.library.edge0_latent(
-            self._kernels.handle,
+        self._kernels.run(
+            "edge0_latent",
             self._pointer,
             address(x),
             len(x),
@@ -238,7 +238,7 @@ def _merged(module: nn.Module) -> np.ndarray:
     """`[heads, out, in]` of one half of `kv_b_proj`, its LoRA added."""
     if not isinstance(module, LoRAMultiLinear):
         return np.asarray(module.weight)
-    down, up = np.asarray(module.down), np.asarray(module.up)
+    down, up = (np.asarray(part).astype(np.float32) for part in (module.down, module.up))
     both = np.swapaxes(up @ down, -1, -2) if module.latent_out else up @ down
     return np.asarray(module.linear.weight) + np.float32(module.scale) * both
 
@@ -254,8 +254,8 @@ class _DeltaCore(_Core):
     def __call__(self, x: np.ndarray, cache: ArraysCache, out: np.ndarray, normed: np.ndarray) -> None:
         shapes = [(1, self._kept_tokens, channels) for channels in self._channels] + [(1, *self._state)]
         *histories, state = _states(cache, shapes)
-        self._kernels.library.edge0_delta(
-            self._kernels.handle,
+        self._kernels.run(
+            "edge0_delta",
             self._pointer,
             address(x),
             len(x),

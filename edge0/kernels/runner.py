@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -120,6 +122,7 @@ class Kernels:
             )
         self.kind, self.variant = kind, found.variant if simd else "plain"
         self.library = found.loaded
+        self.spent: Counter[str] = Counter()  # ns in each function since it was opened
         self.handle = self.library.edge0_open(threads or len(os.sched_getaffinity(0)), int(kind == "int8"), int(simd))
         if not self.handle:
             raise MemoryError("no memory for the kernels")
@@ -135,6 +138,16 @@ class Kernels:
             self.library.edge0_close(self.handle)
             self.handle = None
 
+    def run(self, name: str, *arguments: Any) -> None:
+        """Call one of the library's functions with this handle."""
+        begun = time.monotonic_ns()
+        getattr(self.library, name)(self.handle, *arguments)
+        self.spent[name] += time.monotonic_ns() - begun
+
+    @property
+    def spent_ns(self) -> int:
+        return self.spent.total()
+
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.close()
@@ -143,16 +156,14 @@ class Kernels:
         """`[t, k]` to `[t, n]` of each matrix."""
         results = [np.empty((len(x), matrix.n), np.float32) for matrix in group.matrices]
         group.outputs[:] = [address(result) for result in results]
-        self.library.edge0_linears(self.handle, address(x), len(x), len(results), group.pointers, group.outputs)
+        self.run("edge0_linears", address(x), len(x), len(results), group.pointers, group.outputs)
         return results
 
     def gated(self, x: np.ndarray, gate: Matrix, up: Matrix, down: Matrix, share: Matrix | None = None) -> np.ndarray:
         """`[t, k]` to `[t, n]`: down(silu(gate x) * up x), times sigmoid(share x) where there is one."""
         y = np.empty((len(x), down.n), np.float32)
         shared = None if share is None else share.pointer
-        self.library.edge0_gated(
-            self.handle, gate.pointer, up.pointer, down.pointer, shared, address(x), len(x), address(y)
-        )
+        self.run("edge0_gated", gate.pointer, up.pointer, down.pointer, shared, address(x), len(x), address(y))
         return y
 
     def combine(
@@ -164,14 +175,14 @@ class Kernels:
         """
         (t, k, width), out = y.shape, np.empty_like(x)
         inputs = (address(part) for part in (x, y, weights, shared))
-        self.library.edge0_combine(self.handle, *inputs, t, k, width, clip or 0.0, address(out))
+        self.run("edge0_combine", *inputs, t, k, width, clip or 0.0, address(out))
         return out
 
     def experts(self, x: np.ndarray, slots: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:
         """`[t, D]` and `[t, K]` uint32 rows of the stacks to `[t, K, D]`, unweighted."""
         y = np.empty((*slots.shape, down.n), np.float32)
-        self.library.edge0_experts(
-            self.handle,
+        self.run(
+            "edge0_experts",
             gate.pointer,
             up.pointer,
             down.pointer,
@@ -184,8 +195,8 @@ class Kernels:
         return y
 
     def dense(self, weight: np.ndarray, x: np.ndarray, gelu: bool = False) -> np.ndarray:
-        """fp16 or fp32 `[count, n, k]` and fp32 `[count, t, k]` to `[count, t, n]`, through the exact gelu if asked for."""
+        """fp16 or fp32 `[count, n, k]` and `[count, t, k]` to `[count, t, n]`, through the exact gelu where wanted."""
         (count, n, k), t, half = weight.shape, x.shape[1], int(weight.dtype == np.float16)
         y = np.empty((count, t, n), np.float32)
-        self.library.edge0_dense(self.handle, address(weight), half, address(x), count, t, n, k, int(gelu), address(y))
+        self.run("edge0_dense", address(weight), half, address(x), count, t, n, k, int(gelu), address(y))
         return y
