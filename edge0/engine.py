@@ -20,6 +20,7 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
 from edge0.kernels.choice import MLX, resolve, scale_dtype
 from edge0.kernels.modules import KernelExperts
+from edge0.kernels.router import HostRouter
 from edge0.kernels.runner import Kernels
 from edge0.kernels.swap import use_kernels
 from edge0.lora import apply_lora
@@ -83,11 +84,12 @@ class Engine:
             routes.check(self.config, self.k)
         self.context_tokens = plan.context
         self.dtype = models.activation_dtype()
-        self.router = Router.of(self.config, self.k)
+        kind = resolve(options.kernels)
+        self.router = (Router if kind == MLX else HostRouter).of(self.config, self.k)
         self.recorder = recorder or Recorder()
         self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
-        kind, scales = resolve(options.kernels), scale_dtype(options.kernels, self.dtype)
+        scales = scale_dtype(options.kernels, self.dtype)
         self.model = models.load(self.directory, self.config, opening.index, streamed=True, scales=scales)
         if opening.lora is not None:
             dtype = self.dtype if kind == MLX else mx.float16  # as files hold it

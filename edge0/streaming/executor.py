@@ -162,10 +162,11 @@ class Executor:
             except BaseException:
                 mx.eval(outputs)  # nothing may run on slots that are about to be let go
                 raise
-            places = np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
+            whole = len(cuts) == 1
+            places = np.arange(ids.size) if whole else np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
             outputs.append(self._apply(block, x, ids[..., places], lease))
             order.append(places)
-            if len(cuts) > 1:
+            if not whole:
                 with self._recorder.waiting(LAUNCH, block.layer):
                     mx.async_eval(outputs[-1])
         if len(cuts) == 1:
