@@ -1,5 +1,7 @@
 """Products with quantised matrices and routed experts: near fp64, and the same bits whatever is computed beside."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -124,3 +126,54 @@ def test_a_matrix_of_another_form_is_refused(refused):
 
     weight, scales = mx.zeros((4, 32), mx.uint32), mx.zeros((4, 8))
     refused(ErrorKind.OPTION_INVALID, lambda: Matrix.of(weight, scales, scales, 4), "kernels=mlx")
+
+
+# --- plain matrices, and what adds a layer up -------------------------------------------------------------------------
+
+
+@quick
+@given(SEED, some.integers(1, 3), some.integers(1, 3), some.integers(1, 70), some.integers(1, 70), some.booleans())
+def test_plain_matrices_are_near_fp64(kernels, seed, count, t, n, k, half):
+    rng = np.random.default_rng(seed)
+    weight = (rng.normal(size=(count, n, k)) / np.sqrt(k)).astype(np.float16 if half else np.float32)
+    x = rng.normal(size=(count, t, k)).astype(np.float32)
+    expected = x.astype(np.float64) @ weight.astype(np.float64).swapaxes(-1, -2)
+    assert distance(kernels.dense(weight, x), expected) < BOUND["exact"]
+    gelu = expected * (1 + np.vectorize(math.erf)(expected / math.sqrt(2))) / 2
+    assert distance(kernels.dense(weight, x, gelu=True), gelu) < BOUND["exact"]
+
+
+def test_halves_of_every_kind_are_widened_exactly(kernels):
+    """Among them the smallest, which are not normal."""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = every[np.isfinite(every)]
+    weight, x = finite[None, :, None].copy(), np.ones((1, 1, 1), np.float32)
+    assert np.array_equal(kernels.dense(weight, x)[0, 0], finite.astype(np.float32))
+    wide = np.repeat(finite[None, :, None], 16, 2)  # by vectors, where a processor has them
+    one = np.zeros((1, 1, 16), np.float32)
+    one[..., 3] = 1
+    assert np.array_equal(kernels.dense(wide, one)[0, 0], finite.astype(np.float32))
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+def test_a_layers_parts_are_added_and_held_within_the_clip(kernels, clip):
+    rng = np.random.default_rng(8)
+    x, shared = activations(rng, 3, 70), activations(rng, 3, 70)
+    y, weights = rng.normal(size=(3, 4, 70)).astype(np.float32), activations(rng, 3, 4)
+    expected = x + (weights.astype(np.float64)[..., None] * y).sum(1) + shared
+    x[1, 5] = np.nan
+    out = kernels.combine(x, y, weights, shared, clip)
+    expected[1, 5] = 0 if clip else np.nan
+    if clip:
+        expected = expected.clip(-clip, clip)
+    assert np.allclose(out, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_gates_saturate(kernels):
+    """silu far from zero, through a gated layer: no overflow; NaN stays where activations are not rounded."""
+    (gate, _, _), (up, _, _), (down, _, _) = (packed(np.random.default_rng(9), 64, 64) for _ in range(3))
+    x = np.zeros((4, 64), np.float32)
+    x[0], x[1], x[2, 0] = 1e4, -1e4, np.nan
+    y = kernels.gated(x, gate, up, down)
+    assert np.isfinite(y[[0, 1, 3]]).all() and np.array_equal(y[3], np.zeros(64, np.float32))
+    assert np.isnan(y[2]).all() == (kernels.kind == "exact")
