@@ -4,6 +4,12 @@
    handle is opened. A call is synchronous: it reads and writes memory that its caller owns, and keeps nothing of it. */
 #define _GNU_SOURCE /* M_SQRT1_2 */
 #include <math.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#include <sys/auxv.h>
+#endif
 
 #include "types.h"
 
@@ -12,30 +18,25 @@
 #undef KERNEL
 
 #if defined(__x86_64__)
-#include <immintrin.h>
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 #define KERNEL(name) name##_simd
 #include "kernels.h"
 #undef KERNEL
 #pragma GCC pop_options
-#define SIMD "avx2"
 static int has_simd(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 #elif defined(__aarch64__)
-#include <arm_neon.h>
-#include <sys/auxv.h>
 #pragma GCC push_options
 #pragma GCC target("arch=armv8.2-a+dotprod")
 #define KERNEL(name) name##_simd
 #include "kernels.h"
 #undef KERNEL
 #pragma GCC pop_options
-#define SIMD "neon-dotprod"
 static int has_simd(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; } /* HWCAP_ASIMDDP */
 
 #else
-#define SIMD "none"
+#define path_simd path_plain
 #define linears_simd linears_plain
 #define experts_simd experts_plain
 #define gated_simd gated_plain
@@ -50,8 +51,8 @@ static int has_simd(void) { return 0; }
 #define EXPORT __attribute__((visibility("default")))
 #define RUN(name, ...) (h->simd ? name##_simd(h, __VA_ARGS__) : name##_plain(h, __VA_ARGS__))
 
-/* The name of the variant for this processor, "plain" where it has none. */
-EXPORT const char *edge0_variant(void) { return has_simd() ? SIMD : "plain"; }
+/* The name of the variant that runs here, "plain" where this processor or the compiler had none. */
+EXPORT const char *edge0_variant(void) { return has_simd() ? path_simd() : path_plain(); }
 
 /* A handle with its own threads, NULL without memory. One thread at a time may use it. */
 EXPORT Handle *edge0_open(int threads, int int8, int simd) {
