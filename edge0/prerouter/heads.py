@@ -53,13 +53,17 @@ class Heads:
                 owners: [_stack(arrays, owners, part, kept) for part in PARTS] for owners in groups if owners
             }
             mx.eval(self._stacks)
+        # A stack is a view of matrices [out, in], whose rows are what the kernels want.
+        self._rows = {
+            owners: [np.asarray(part.swapaxes(-1, -2)) for part in stack] if kernels else []
+            for owners, stack in self._stacks.items()
+        }
 
     def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
         """`[G, T, F]` features of one group to `[G, T, E]` logits."""
         if self._kernels is None:
             return _apply(features, *self._stacks[owners])
-        # A stack is a view of matrices [out, in], whose rows are what the kernels want.
-        fc1, fc2, linear = (np.asarray(part.swapaxes(-1, -2)) for part in self._stacks[owners])
+        fc1, fc2, linear = self._rows[owners]
         x, dense = floats(features), self._kernels.dense
         return mx.array(dense(linear, x) + dense(fc2, dense(fc1, x, gelu=True)))
 
