@@ -84,6 +84,9 @@ FILES = {
         "fit/sessions/<session>/loads.parquet", "A read of one expert alone.", schema_columns.LOAD_COST
     ),
     "prefill": File.parse("<session>/prefill.parquet", "A prompt in a process of its own.", schema_columns.PREFILL),
+    "kernels": File.parse(
+        "<session>/kernels.parquet", "Some decode steps of one way to compute.", schema_columns.KERNELS
+    ),
     "agreement": File.parse("<session>/agreement.parquet", "A load under a budget.", schema_columns.AGREEMENT),
     "reads": File.parse("<session>/reads.parquet", "Some experts of a layer, read cold.", schema_columns.READS),
     "endurance": File.parse("<session>/endurance.parquet", "A look at a long-lived engine.", schema_columns.ENDURANCE),

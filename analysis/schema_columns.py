@@ -21,6 +21,7 @@ reader text -: How experts are read: pread, willneed (advice first), mmap, direc
 fill text -: Who fills memory: readers, engine (its own thread), or none (resident).
 assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident).
 launch_groups integer groups: Groups of layers that a step is launched in.
+kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT (own, by 8-bit or fp32 activations).
 trace text -: File of routes that was replayed, empty where the model routed.
 tok_s number? tokens/s: Timed steps over the sum of their step_ms.
 timed_steps integer? steps: Decode steps that were timed.
@@ -140,6 +141,26 @@ read_calls integer calls: Reads asked of the operating system.
 wait_ms number ms: Part of ttft_ms: waiting for reads.
 layers integer layers: Layers with experts.
 experts integer experts: Experts of each of them.
+"""
+
+KERNELS = """
+order integer -: Place in the order of time, from 0.
+round integer -: Round, from 0; rows of one round are compared with each other.
+kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT.
+k integer experts: Experts that each token is routed to in each layer.
+threads integer threads: Of the kernels, with the engine's own.
+steps integer steps: Decode steps that the row is the mean of.
+step_ms number ms: Time of a step.
+cpu_ms number ms: Processor time of all threads during it.
+loads integer loads: Expert reads that the steps asked for: 0 once every expert in use is in memory.
+attention_ms number ms: Part of step_ms: full attention of 35b, with its projections and norms; 0 for mlx, as all below.
+latent_ms number ms: Full attention of 8b, likewise.
+delta_ms number ms: Linear attention, likewise.
+experts_ms number ms: Routed experts.
+gated_ms number ms: Shared experts and dense layers.
+linears_ms number ms: Routers and the head.
+dense_ms number ms: Prerouter heads, and routers that are not quantised.
+combine_ms number ms: Adding a layer's parts up.
 """
 
 AGREEMENT = """

@@ -18,6 +18,11 @@ import numpy as np
 from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
+from edge0.kernels.choice import MLX, resolve, scale_dtype
+from edge0.kernels.modules import KernelExperts
+from edge0.kernels.router import HostRouter
+from edge0.kernels.runner import Kernels
+from edge0.kernels.swap import use_kernels
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -29,7 +34,9 @@ from edge0.replay import Replay
 from edge0.request import Flight, Pass, Request
 from edge0.routing import Router
 from edge0.sampling import Sampling
+from edge0.streaming.bank import Bank
 from edge0.streaming.executor import Executor, Lease, Prediction
+from edge0.streaming.experts import expert_mlp
 from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
 from edge0.streaming.source import Source, open_source
 from edge0.streaming.stores import open_store
@@ -77,18 +84,27 @@ class Engine:
             routes.check(self.config, self.k)
         self.context_tokens = plan.context
         self.dtype = models.activation_dtype()
-        self.router = Router.of(self.config, self.k)
+        kind = resolve(options.kernels)
+        self.router = (Router if kind == MLX else HostRouter).of(self.config, self.k)
         self.recorder = recorder or Recorder()
         self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
-        self.model = models.load(self.directory, self.config, opening.index, streamed=True)
+        scales = scale_dtype(options.kernels, self.dtype)
+        self.model = models.load(self.directory, self.config, opening.index, streamed=True, scales=scales)
         if opening.lora is not None:
-            apply_lora(self.model, self.config, opening.lora, self.dtype)
-        self.model.attend_in_pieces()
+            dtype = self.dtype if kind == MLX else mx.float16  # as files hold it
+            apply_lora(self.model, self.config, opening.lora, dtype)
+        self._parameter_bytes = models.parameter_bytes(self.model)
+        self.kernels = None
+        if kind == MLX:
+            self.model.attend_in_pieces()
+        else:
+            self.kernels = Kernels(kind, options.kernel_threads)
+            use_kernels(self.model, self.kernels, options.hidden_clip)
         self.blocks = models.moe_blocks(self.model)
         self.heads = self.predictor = None
         if opening.heads is not None:
-            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype)
+            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype, self.kernels)
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
         with ExitStack() as undo:
@@ -96,11 +112,14 @@ class Engine:
             undo.callback(self.source.close)
             self.source.check(self.layout.identities)
             self.store, self.reader = open_store(
-                options, self.layout, plan.bank_slots, self.dtype, self.source, self.recorder, self.k
+                options, self.layout, plan.bank_slots, scales, self.source, self.recorder, self.k
             )
             undo.pop_all()
         self._closed = False
-        self.executor = Executor(self.store, self.router, self.recorder, options.native)
+        experts = expert_mlp
+        if self.kernels is not None:
+            experts = KernelExperts(self.kernels, self.store.stacks if isinstance(self.store, Bank) else None)
+        self.executor = Executor(self.store, self.router, self.recorder, options.native, experts)
         for block in self.blocks.values():
             block.executor = self.executor
         release_freed_memory()
@@ -108,7 +127,7 @@ class Engine:
     @property
     def resident_bytes(self) -> int:
         """Bytes of parameters and heads that stay in memory beside the bank."""
-        return models.parameter_bytes(self.model) + (self.heads.nbytes if self.heads else 0)
+        return self._parameter_bytes + (self.heads.nbytes if self.heads else 0)
 
     # --- one request -----------------------------------------------------------------------------------------------
 
@@ -167,7 +186,7 @@ class Engine:
             h = self.model.embed(mx.array([[token]]))
             running.masks = self.model.masks(h, request.cache)
             for group in self.schedule.groups:
-                self._land(running, request, keep=1 if self._is_staged(group, running) else 0)
+                self._land(running, request, keep=self._ahead(group, running))
                 self._await_reads(group, running)
                 h = self._launch(group, h, running, request)
             self._land(running, request, keep=0)
@@ -206,6 +225,8 @@ class Engine:
     def close(self) -> None:
         """End the reader threads and close the files."""
         self._closed = True
+        if self.kernels is not None:
+            self.kernels.close()
         if self.reader is not None:
             self.reader.close()
         self.source.close()
@@ -244,9 +265,11 @@ class Engine:
                 request.release()
             raise
 
-    def _is_staged(self, group: LaunchGroup, running: Pass) -> bool:
-        """Whether no layer of the group will stop the host to look at its router."""
-        return all(layer in running.predictions for layer in group.layers if layer in self.blocks)
+    def _ahead(self, group: LaunchGroup, running: Pass) -> int:
+        """Groups that may be in the air while this one is built: one, where no layer will stop the host to look at its
+        router. Kernels compute while they are called: nothing is in the air, and heads need not wait for the next."""
+        staged = all(layer in running.predictions for layer in group.layers if layer in self.blocks)
+        return int(staged and self.kernels is None)
 
     def _await_reads(self, group: LaunchGroup, running: Pass) -> None:
         """The exposed wait: whatever was predicted for these layers must be in memory before their graph may run."""
@@ -257,10 +280,13 @@ class Engine:
 
     def _launch(self, group: LaunchGroup, h: mx.array, running: Pass, request: Request) -> mx.array:
         """Build a group's graph, its heads and, after the last layer, the logits; start it without waiting."""
+        spent_ns = self.kernels.spent_ns if self.kernels else 0
         h = self._layers(group.layers, h, running.masks, request)
         if group is self.schedule.groups[-1]:
             h = self.model.head(h)
         forecast = self._forecast(group, running, request)
+        if self.kernels is not None:  # their calls are what evaluating is to MLX
+            self.recorder.waited(EVALUATE, group.layers[-1], self.kernels.spent_ns - spent_ns)
         # The CPU backend holds the caller while its queue is full: that, too, is waiting for computation.
         with self.recorder.waiting(LAUNCH, group.layers[-1]):
             mx.async_eval(h, *(forecast.arrays() if forecast else ()))
@@ -283,12 +309,12 @@ class Engine:
         if flight.forecast is None:
             return
         request.history |= flight.forecast.history
-        ids = np.array(flight.forecast.indices)
+        ids, weights = np.array(flight.forecast.indices), np.array(flight.forecast.weights.astype(mx.float32))
         for number, owner in enumerate(flight.forecast.owners):
             own = slice(number, number + 1)
             lease = self.store.request(owner + 1, np.unique(ids[own]), PREFETCH)
             request.predictions[owner + 1] = Prediction(
-                flight.forecast.indices[own], flight.forecast.weights[own], ids[own], lease
+                mx.array(ids[own]), mx.array(weights[own], flight.forecast.weights.dtype), ids[own], lease
             )
         if flight.forecast.best is not None:
             self._hint(flight.forecast.owners, np.array(flight.forecast.best)[:, 0], ids[:, 0])
@@ -318,7 +344,7 @@ class Engine:
     def _layers(self, layers: range, h: mx.array, masks: list, request: Request) -> mx.array:
         for layer in layers:
             h = self.model.decoder_layers[layer](h, mask=masks[layer], cache=request.cache[layer])
-            if self.options.hidden_clip is not None:
+            if self.options.hidden_clip is not None and self.kernels is None:
                 h = mx.clip(mx.where(mx.isnan(h), 0, h), -self.options.hidden_clip, self.options.hidden_clip)
         return h
 

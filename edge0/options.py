@@ -25,6 +25,9 @@ class EngineOptions:
     assembly: Literal["bank", "stack", "patch"] = "bank"  # slots written in place, or the paper's: stacked, or patched
     fill: Literal["readers", "engine"] = "readers"  # who fills the bank: threads, or (the paper's way) the engine's own
     native: Literal["hot", "exact"] = "hot"  # not predicted: compute what is in memory while the rest is read, or wait
+    # Who computes on a CPU: MLX (stock mlx-lm's bits), own kernels with 8-bit or fp32 activations, or the fastest here.
+    kernels: Literal["auto", "int8", "exact", "mlx"] = "mlx"
+    kernel_threads: int | None = None  # None: as many as there are cores
     prefill: Literal["auto", "ondemand", "whole-layer"] = "auto"  # by expected coverage, or one way for every layer
     eviction: Literal["lru", "frequency", "predicted"] = "lru"  # who leaves a full bank first; see streaming.eviction
     reads: Literal["expert", "layer"] = "expert"  # a job of a reader: one expert, or a thread's share of a layer's
@@ -45,7 +48,7 @@ class EngineOptions:
             choices = get_args(kind)
             if choices and all(isinstance(choice, str) for choice in choices):
                 self._require(name, getattr(self, name) in choices, " or ".join(choices))
-        optional = ("k", "adapter_k", "bank_bytes", "memory_bytes", "context")
+        optional = ("k", "adapter_k", "bank_bytes", "memory_bytes", "context", "kernel_threads")
         for name in (*optional, "reader_threads", "launch_groups", "prefill_chunk"):
             value = getattr(self, name)
             absent = value is None and name in optional

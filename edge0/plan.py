@@ -21,6 +21,7 @@ from edge0.checkpoint.schema import (
 )
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS
+from edge0.kernels.choice import scale_dtype
 from edge0.models import ling, qwen
 from edge0.opening import Opening
 from edge0.streaming.bank import slot_bytes
@@ -77,14 +78,15 @@ class MemoryPlan:
         options, config = opening.options, opening.config
         dtype = models.activation_dtype()
         item, context = dtype.size, _context(opening)
-        slot, every = slot_bytes(opening.layout.specs, dtype), len(opening.layout.records())
+        scales = scale_dtype(options.kernels, dtype)
+        slot, every = slot_bytes(opening.layout.specs, scales), len(opening.layout.records())
         floor = min(opening.floor_slots, every)
         fixed = {
             "process_bytes": PROCESS_BYTES,
             "tokenizer_bytes": _tokenizer_bytes(opening),
-            "resident_bytes": resident_bytes(config, item),
-            "lora_bytes": lora_bytes(config, item) if opening.lora else 0,
-            "heads_bytes": heads_bytes(opening, item),
+            "resident_bytes": resident_bytes(config, item, scales.size),
+            "lora_bytes": lora_bytes(config, scales.size) if opening.lora else 0,
+            "heads_bytes": heads_bytes(opening, scales.size),
             "kv_bytes": kv_bytes(config, context, item),
         }
         chunks = list(_halvings(min(options.prefill_chunk, context)))
@@ -220,8 +222,11 @@ def _loaded_bytes(tensor: Tensor, item: int) -> int:
     return prod(tensor.shape) * (4 if tensor.dtype == "U32" else item)
 
 
-def resident_bytes(config: ModelConfig, item: int) -> int:
-    """Parameters beside the routed experts, for activations of `item` bytes: what `models.load` keeps."""
+def resident_bytes(config: ModelConfig, item: int, scale: int | None = None) -> int:
+    """Parameters beside the routed experts, for activations of `item` bytes: what `models.load` keeps.
+
+    `scale`: bytes of a scale or bias of a quantised matrix; None: as of an activation.
+    """
     total = 0
     for tensor in checkpoint_tensors(config):
         if tensor.is_left_over or tensor.is_expert:
@@ -230,7 +235,8 @@ def resident_bytes(config: ModelConfig, item: int) -> int:
             # Kept as plain matrices, one per head (see models.ling).
             total += tensor.linear.out * tensor.linear.inp * item if tensor.name.endswith(".weight") else 0
         else:
-            total += _loaded_bytes(tensor, item)
+            factor = tensor.name.endswith(models.SCALES) and not tensor.name.startswith(models.EMBEDDINGS)
+            total += _loaded_bytes(tensor, scale or item if factor else item)
     return total
 
 
@@ -243,7 +249,7 @@ def lora_bytes(config: ModelConfig, item: int) -> int:
 
 
 def heads_bytes(opening: Opening, item: int) -> int:
-    """The heads whose predictions are consumed."""
+    """The heads whose predictions are consumed; the kernels keep them in 16 bits, as scales and the LoRA."""
     if opening.heads is None:
         return 0
     used = tuple(f"layers.{owner}." for owner in opening.schedule.owners)

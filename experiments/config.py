@@ -33,7 +33,7 @@ NULLABLE = (  # or boolean: on the command line both arrive as text
 )
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
-    *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
+    *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "kernels", "seed", "probe_every"),
 )
 
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 from edge0 import Engine, EngineOptions, models
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.kernels.choice import MLX, kernel_name, scale_dtype
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.source import FaultSource
 from edge0.telemetry.loads import EVALUATE, SAMPLE, Recorder
@@ -42,12 +43,12 @@ class Decoder(Protocol):
 
 
 def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How an arm reads, fills, assembles and launches, as columns of its run; "none" where it does none of it.
+    """How an arm reads, fills, assembles, launches and computes, as columns of its run; "none" where it does not.
 
     `options`: those of EngineOptions that the session sets. The two assemblies of the paper fill on the engine thread.
     """
     if arm.resident:
-        return {"reader": "none", "fill": "none", "assembly": "none", "launch_groups": 1}
+        return {"reader": "none", "fill": "none", "assembly": "none", "launch_groups": 1, "kernels": MLX}
     engine = EngineOptions(**{**options, **arm.options})
     explicit = "willneed" if engine.advise else "pread"
     return {
@@ -55,6 +56,7 @@ def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
         "fill": engine.fill if engine.assembly == "bank" else "engine",
         "assembly": engine.assembly,
         "launch_groups": engine.launch_groups,
+        "kernels": kernel_name(engine.kernels),
     }
 
 
@@ -106,9 +108,9 @@ class StreamedDecoder:
         observer: CacheObserver,
         routes: RouteTrace | None = None,
     ):
-        bank_bytes = bank_slots * slot_bytes(layout.specs, models.activation_dtype())
-        chosen = {**options, "bank_bytes": bank_bytes, **arm.options}
-        engine_options = EngineOptions(**chosen)
+        engine_options = EngineOptions(**{**options, **arm.options})
+        slot = slot_bytes(layout.specs, scale_dtype(engine_options.kernels, models.activation_dtype()))
+        engine_options = dataclasses.replace(engine_options, bank_bytes=bank_slots * slot)
         observer.leaves_pages = engine_options.io != "direct"
         by_readers = engine_options.assembly == "bank" and engine_options.fill == "readers"
         observer.reading_threads = engine_options.reader_threads if by_readers else 1

@@ -11,6 +11,7 @@ from typing import Any
 from edge0.errors import Edge0Error, ErrorKind
 
 BUDGET_WAYS = ("eviction", "cgroup", "balloon", "auto")
+KERNELS = ("mlx", "int8", "exact", "auto")
 
 
 def _option(default: Any, help_: str, kind: type | None = None, **more: Any) -> Any:
@@ -47,6 +48,9 @@ class SessionOptions:
     trace: str | None = _option(None, "file of routes that every arm replays, of one K", str)
     launch_groups: int = _option(3, "groups of layers that a step is launched in")
     reader_threads: int = _option(2, "threads that read experts")
+    kernels: str = _option(
+        "mlx", "what computes on a CPU: MLX, or own kernels of 8-bit or fp32 activations", choices=KERNELS
+    )
     probe_every: int = _option(8, "look at the page cache before one in n loads of the timed steps; 0: never")
     seed: int = _option(0, "of the sampled tokens, of what a budget starts with and of the loads that are looked at")
     run_timeout_s: int = _option(1800, "seconds after which one run, or the sampling of the tokens, has failed")

@@ -83,6 +83,7 @@ def _open(options: SessionOptions, directory: str) -> Opening:
         adapter_k=options.adapter_k,
         launch_groups=options.launch_groups,
         reader_threads=options.reader_threads,
+        kernels=options.kernels,
     )
     for k in options.ks:
         opening = Opening.of(directory, dataclasses.replace(engine, k=k))

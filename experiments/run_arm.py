@@ -79,12 +79,14 @@ class RunSpec:
     budget_by: str = "eviction"  # or "cgroup": of the group that the process was started in
     memory_limit_bytes: int | None = None  # of that group, for the whole process; whoever starts it sets it
     trace: str | None = None  # a file of routes
+    kernels: str = "mlx"  # what computes, as EngineOptions.kernels has it; the resident arm is MLX's in any case
     lower_cache: str = "unknown"  # what is known of a cache below this machine's: "none", "suspected" or "unknown"
 
     @property
     def options(self) -> dict[str, Any]:
         """What the session decides of EngineOptions; the arm may change some of it."""
-        return {key: getattr(self, key) for key in ("k", "adapter_k", "lora", "launch_groups", "reader_threads")}
+        keys = ("k", "adapter_k", "lora", "launch_groups", "reader_threads", "kernels")
+        return {key: getattr(self, key) for key in keys}
 
 
 def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:

@@ -128,6 +128,7 @@ class Session:
             budget_by=self.ready.budget_by,
             memory_limit_bytes=options.memory_limit_bytes,
             trace=options.trace,
+            kernels=options.kernels,
             lower_cache=lower,
         )
 

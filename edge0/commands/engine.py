@@ -27,6 +27,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--adapter-k", type=int, help="use the adapter set of another K, knowingly")
     group.add_argument("--no-lora", action="store_true", help="without the recovery LoRA")
     group.add_argument("--memory", help="all memory of this process, such as 3GiB (default: a bank of twice the floor)")
+    group.add_argument(
+        "--kernels",
+        choices=("auto", "int8", "exact", "mlx"),
+        default="auto",
+        help="what computes on a CPU: own kernels with 8-bit or fp32 activations, MLX, or the fastest here (default)",
+    )
     group.add_argument("--context", type=int, help="tokens of a request, prompt included, that memory is planned for")
 
 
@@ -42,6 +48,7 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
         lora=not options.no_lora,
         memory_bytes=None if options.memory is None else parse_bytes(options.memory, "memory"),
         context=options.context,
+        kernels=options.kernels,
         **(options.engine_defaults(options.directory) if getattr(options, "engine_defaults", None) else {}),
     )
 

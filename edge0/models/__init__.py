@@ -27,13 +27,22 @@ from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 Model = qwen.ResidentModel | ling.ResidentModel
 
 
+SCALES = (".scales", ".biases")  # ends of the names of what is kept in another dtype for the kernels
+# Looked up row by row by MLX, which gives a row the dtype of its scales.
+EMBEDDINGS = ("language_model.model.embed_tokens.", "model.word_embeddings.")
+
+
 def activation_dtype() -> mx.Dtype:
     """fp32 on CPU, bf16 on a GPU (design, section 3 rule 7)."""
     return mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
 
 
-def load(directory: Path, config: ModelConfig, index: CheckpointIndex, *, streamed: bool) -> Model:
+def load(
+    directory: Path, config: ModelConfig, index: CheckpointIndex, *, streamed: bool, scales: mx.Dtype | None = None
+) -> Model:
     """Load the resident part (`streamed`) or all of the model, evaluated, on the calling thread.
+
+    `scales`: dtype of the scales and biases of quantised matrices; None: that of the activations.
 
     Raises:
         Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, TENSOR_DUPLICATE when the tensors are not what config.json calls
@@ -53,7 +62,10 @@ def load(directory: Path, config: ModelConfig, index: CheckpointIndex, *, stream
     with reading(index.shards):
         weights = model.sanitize(load_arrays(entries))
         _quantise(model, config)
-        model.load_weights([(key, w if w.dtype == mx.uint32 else w.astype(dtype)) for key, w in weights.items()])
+        kept = {key: scales or dtype for key in weights if key.endswith(SCALES) and not key.startswith(EMBEDDINGS)}
+        model.load_weights(
+            [(key, w if w.dtype == mx.uint32 else w.astype(kept.get(key, dtype))) for key, w in weights.items()]
+        )
         weights.clear()
         for _, value in tree_flatten(model.parameters()):
             mx.eval(value)  # one by one: the unconverted copy of only one tensor is alive at a time

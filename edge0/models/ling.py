@@ -6,6 +6,7 @@ called `experts`, and `kv_b_proj` is quantised (the class wants it split into tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ import mlx.nn as nn
 from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
+from edge0.kernels.modules import KernelGate
 from edge0.models.pieces import InPieces
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
@@ -27,6 +29,8 @@ class LingStreamedMoE(StreamedMoE):
         self.shared_experts = block.shared_experts
 
     def logits(self, x: mx.array) -> mx.array:
+        if isinstance(self.gate, KernelGate):
+            return self.gate(x)
         return x.astype(mx.float32) @ self.gate.weight.astype(mx.float32).T
 
     def bias(self) -> mx.array:
@@ -34,6 +38,9 @@ class LingStreamedMoE(StreamedMoE):
 
     def shared(self, x: mx.array) -> mx.array:
         return self.shared_experts(x)
+
+    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+        self.shared_experts = gated(self.shared_experts)
 
 
 class ResidentModel(bailing_moe_v3.Model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import qwen3_5_moe
@@ -24,7 +26,13 @@ class QwenStreamedMoE(StreamedMoE):
         return self.gate(x)
 
     def shared(self, x: mx.array) -> mx.array:
+        if self.shared_expert_gate is None:
+            return self.shared_expert(x)
         return mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+
+    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+        self.shared_expert = gated(self.shared_expert, self.shared_expert_gate)
+        self.shared_expert_gate = None  # is part of it
 
 
 class ResidentModel(qwen3_5_moe.Model):

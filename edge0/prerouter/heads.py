@@ -11,10 +11,12 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from edge0.checkpoint.adapters import Adapter
 from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import head_tensors
+from edge0.kernels.runner import Kernels, floats
 from edge0.routing import multi_hot
 from edge0.tiers import ModelConfig
 
@@ -27,25 +29,43 @@ class Heads:
     Args:
         groups: tuples of owners that are evaluated together.
         dtype: of features and weights (files hold F16).
+        kernels: compute by them, with weights as files hold them; None: by MLX.
 
     Raises:
         Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, ADAPTER_MISMATCH when the file does not fit the model;
             READ_FAILED, FILE_CHANGED when it cannot be read or is no longer the same.
     """
 
-    def __init__(self, adapter: Adapter, config: ModelConfig, groups: tuple[tuple[int, ...], ...], dtype: mx.Dtype):
-        self._experts, self._dtype = config.experts, dtype
+    def __init__(
+        self,
+        adapter: Adapter,
+        config: ModelConfig,
+        groups: tuple[tuple[int, ...], ...],
+        dtype: mx.Dtype,
+        kernels: Kernels | None = None,
+    ):
+        self._experts, self._dtype, self._kernels = config.experts, dtype, kernels
+        kept = dtype if kernels is None else mx.float16
         entries = adapter.find(head_tensors(config, adapter.owners, adapter.inner_width))
         with reading([adapter.header]):
             arrays = load_arrays(entries)
             self._stacks = {
-                owners: [_stack(arrays, owners, part, dtype) for part in PARTS] for owners in groups if owners
+                owners: [_stack(arrays, owners, part, kept) for part in PARTS] for owners in groups if owners
             }
             mx.eval(self._stacks)
+        # A stack is a view of matrices [out, in], whose rows are what the kernels want.
+        self._rows = {
+            owners: [np.asarray(part.swapaxes(-1, -2)) for part in stack] if kernels else []
+            for owners, stack in self._stacks.items()
+        }
 
     def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
         """`[G, T, F]` features of one group to `[G, T, E]` logits."""
-        return _apply(features, *self._stacks[owners])
+        if self._kernels is None:
+            return _apply(features, *self._stacks[owners])
+        fc1, fc2, linear = self._rows[owners]
+        x, dense = floats(features), self._kernels.dense
+        return mx.array(dense(linear, x) + dense(fc2, dense(fc1, x, gelu=True)))
 
     @property
     def nbytes(self) -> int:

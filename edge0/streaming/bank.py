@@ -22,7 +22,7 @@ from edge0.telemetry.loads import HINT, LOADS, PREFETCH, PREFILL, URGENCY, WHOLE
 
 
 def slot_bytes(specs: Sequence[PartSpec], dtype: mx.Dtype) -> int:
-    """Bytes of one slot when activations have `dtype`: fp32 widens scales and biases."""
+    """Bytes of one slot when scales and biases are kept in `dtype`: fp32 widens them."""
     return sum(spec.nbytes * (2 if _widens(spec, dtype) else 1) for spec in specs)
 
 
@@ -87,7 +87,7 @@ class Bank:
     Args:
         layout: where experts lie in the files.
         slots: capacity in experts.
-        dtype: the activations' dtype.
+        dtype: of scales and biases in memory: that of the activations where MLX computes.
         policy: by default the least recently used goes first.
         yielding: purposes of reads that are given up, as long as they have not begun, when their layer is asked for
             more urgently. Nobody may wait for such a read: who needs its expert asks for it.

@@ -12,7 +12,7 @@ All give the same bits for the same route. A routed expert that is not there is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,9 @@ class Store(Protocol):
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease: ...
     def hint(self, layer: int, experts: Sequence[int]) -> None: ...
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray: ...
+
+
+Experts = Callable[[mx.array, mx.array, Sequence[mx.array]], mx.array]
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,12 @@ class Executor:
 
     Args:
         native: "hot" or "exact", for layers that route for themselves.
+        experts: the arithmetic of routed experts, as `expert_mlp`.
     """
 
-    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str):
+    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str, experts: Experts = expert_mlp):
         self._store, self._router, self._recorder, self._native = store, router, recorder, native
+        self._experts = experts
         self.running = Running()
 
     def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
@@ -140,7 +145,7 @@ class Executor:
             lease.wait()
         indices, weights = self._route(block, x)
         rows = mx.array(lease.slots)[indices]
-        return expert_mlp(x, rows, lease.stacks), weights
+        return self._experts(x, rows, lease.stacks), weights
 
     def _step(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
         """One token, exact or hot."""
@@ -158,10 +163,11 @@ class Executor:
             except BaseException:
                 mx.eval(outputs)  # nothing may run on slots that are about to be let go
                 raise
-            places = np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
+            whole = len(cuts) == 1
+            places = np.arange(ids.size) if whole else np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
             outputs.append(self._apply(block, x, ids[..., places], lease))
             order.append(places)
-            if len(cuts) > 1:
+            if not whole:
                 with self._recorder.waiting(LAUNCH, block.layer):
                     mx.async_eval(outputs[-1])
         if len(cuts) == 1:
@@ -217,4 +223,4 @@ class Executor:
                 expected="all of them loaded",
                 found=f"{absent.tolist()} absent",
             )
-        return expert_mlp(x, lease.positions(rows), lease.stacks)
+        return self._experts(x, lease.positions(rows), lease.stacks)

@@ -36,8 +36,16 @@ class StreamedMoE(nn.Module):
         """The shared expert's output."""
         raise NotImplementedError
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+        """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what replaces it."""
+        raise NotImplementedError
+
+    def parts(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """What is added up: expert outputs `[B, T, K, D]`, their weights `[B, T, K]`, the shared expert's output."""
         shared = self.shared(x)
-        outputs, weights = self.executor(self, x, shared)
+        return (*self.executor(self, x, shared), shared)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        outputs, weights, shared = self.parts(x)
         routed = (outputs * weights[..., None]).sum(axis=-2).astype(x.dtype)
         return routed + shared

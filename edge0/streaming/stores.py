@@ -30,6 +30,7 @@ def open_store(
 
     Args:
         capacity: experts.
+        dtype: of scales and biases in memory.
         k: experts per layer and token.
     """
     advise = options.advise and options.io == "pread"  # other sources take no advice

@@ -93,11 +93,14 @@ class Recorder:
         try:
             yield
         finally:
-            took = time.monotonic_ns() - start
-            if reason == LOADS:
-                self.totals.loads_wait_ns += took
-            if self.rows:
-                self.waits.append((self.step, reason, layer, took))
+            self.waited(reason, layer, time.monotonic_ns() - start)
+
+    def waited(self, reason: str, layer: int, ns: int) -> None:
+        """Write down time that the engine thread stood still, measured by whoever knows."""
+        if reason == LOADS:
+            self.totals.loads_wait_ns += ns
+        if self.rows:
+            self.waits.append((self.step, reason, layer, ns))
 
     def load(self, layer: int, expert: int, purpose: str, ranges: Sequence[ByteRange]) -> LoadRecord:
         """A record of a read that the engine thread is about to ask for."""

@@ -21,6 +21,7 @@ import psutil
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.kernels.library import describe
 from edge0.telemetry.host import describe_host, filesystem_of
 from edge0.telemetry.pagecache import MEMORY_FILESYSTEMS, ProbeReport, self_test
 from edge0.tiers import find_tier, read_config
@@ -130,6 +131,7 @@ def examine(what: Subject, seconds: float, report: Report) -> dict[str, Any]:
         "probe": asdict(probe) | {"reason": without_paths(probe.reason, [path])},
         "budgets": budgets,
         "mlx": {"version": host["mlx_version"], "device": host["mlx_device"]},
+        "kernels": describe(),
         "thermal": thermal_state(),
         "power": power_state(),
     }

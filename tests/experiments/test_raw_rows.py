@@ -11,7 +11,7 @@ import pytest
 
 from analysis.schema import FILES
 from edge0.checkpoint.repack import repack
-from experiments import endurance, load_cost, read_cost
+from experiments import endurance, kernel_cost, load_cost, read_cost
 from experiments.budgets import agreement as budget_agreement
 
 
@@ -45,6 +45,12 @@ def test_prompts_columns_are_those_of_the_schema(unit_35b, tmp_path):
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*/prefill.parquet")
     assert FILES["prefill"].problems(pd.read_parquet(path)) == []
+
+
+def test_columns_of_ways_to_compute_are_those_of_the_schema(unit_35b):
+    rows = kernel_cost.measure(unit_35b, ["mlx", "auto"], 4, 1, 2, 2, 0)
+    assert FILES["kernels"].problems(rows) == []
+    assert (rows.groupby("kernels").step_ms.min() > 0).all() and (rows.attention_ms[rows.kernels == "mlx"] == 0).all()
 
 
 def test_columns_of_a_budgets_loads_are_those_of_the_schema(unit_35b, monkeypatch):

@@ -162,11 +162,11 @@ def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
 @pytest.mark.parametrize(
     ("arm", "way"),
     [
-        ("ondemand", ("willneed", "readers", "bank", 3)),
-        ("prerouter-mmap", ("mmap", "engine", "stack", 1)),
-        ("prerouter-stack", ("willneed", "engine", "stack", 1)),
-        ("resident", ("none", "none", "none", 1)),
+        ("ondemand", ("willneed", "readers", "bank", 3, "mlx")),
+        ("prerouter-mmap", ("mmap", "engine", "stack", 1, "mlx")),
+        ("prerouter-stack", ("willneed", "engine", "stack", 1, "mlx")),
+        ("resident", ("none", "none", "none", 1, "mlx")),
     ],
 )
-def test_a_run_says_how_it_reads_fills_assembles_and_launches(arm, way):
+def test_a_run_says_how_it_reads_fills_assembles_launches_and_computes(arm, way):
     assert tuple(way_of(ARMS[arm], {"launch_groups": 3}).values()) == way

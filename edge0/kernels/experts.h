@@ -1,0 +1,97 @@
+/* Routed experts: gate, up, SwiGLU and down of the chosen rows of a stack. Included once per variant. */
+
+typedef struct {
+  int slot, pair; /* pair: token * experts + which of its experts */
+} KERNEL(Pair);
+
+typedef struct {
+  const Linear *gate, *up, *down;
+  const Rows *x, *act;
+  const KERNEL(Pair) *pairs; /* by slot */
+  const int *firsts;         /* of each slot in use, its first pair; one more at the end */
+  float *hidden, *raised, *y;
+  int experts, chunks, int8;
+} KERNEL(ExpertsContext);
+
+static int KERNEL(by_slot)(const void *left, const void *right) {
+  const KERNEL(Pair) *a = left, *b = right;
+  return a->slot != b->slot ? (a->slot > b->slot) - (a->slot < b->slot) : a->pair - b->pair;
+}
+
+static void KERNEL(raise)(void *context, int chunk) {
+  KERNEL(ExpertsContext) *c = context;
+  int group = chunk / c->chunks, width = c->gate->n;
+  int first = chunk % c->chunks * CHUNK_ROWS, last = first + CHUNK_ROWS < width ? first + CHUNK_ROWS : width;
+  for (int n = first; n < last; n++)
+    for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
+      size_t slot = c->pairs[i].slot;
+      int t = c->pairs[i].pair / c->experts;
+      c->hidden[(size_t)i * width + n] = KERNEL(product)(c->gate, slot, n, c->x, t, c->int8);
+      c->raised[(size_t)i * width + n] = KERNEL(product)(c->up, slot, n, c->x, t, c->int8);
+    }
+  for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
+    float *gate = c->hidden + (size_t)i * width + first;
+    KERNEL(gate_row)(gate, gate, gate, c->raised + (size_t)i * width + first, last - first);
+  }
+}
+
+static void KERNEL(lower)(void *context, int chunk) {
+  KERNEL(ExpertsContext) *c = context;
+  int group = chunk / c->chunks, width = c->down->n;
+  int first = chunk % c->chunks * CHUNK_ROWS, last = first + CHUNK_ROWS < width ? first + CHUNK_ROWS : width;
+  for (int n = first; n < last; n++)
+    for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++)
+      c->y[(size_t)c->pairs[i].pair * width + n] = KERNEL(product)(c->down, c->pairs[i].slot, n, c->act, i, c->int8);
+}
+
+/* y [t, experts, D]: for each token its experts, rows `slots` [t, experts] of the stacks; unweighted.
+   Uses scratches 0, 1 and 3 to 7. */
+static void KERNEL(experts)(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const float *x, int t,
+                            const uint32_t *slots, int experts, float *y) {
+  int count = t * experts, groups = 0;
+  KERNEL(Pair) *pairs = scratch(h, 3, sizeof *pairs * count);
+  int *firsts = scratch(h, 4, sizeof(int) * (count + 1));
+  for (int i = 0; i < count; i++) pairs[i] = (KERNEL(Pair)){(int)slots[i], i};
+  if (t > 1) qsort(pairs, count, sizeof *pairs, KERNEL(by_slot));
+  for (int i = 0; i < count; i++)
+    if (i == 0 || pairs[i].slot != pairs[i - 1].slot) firsts[groups++] = i;
+  firsts[groups] = count;
+  Rows rows, act;
+  KERNEL(prepare)(h, 0, &rows, x, t, gate->k, h->int8);
+  float *hidden = scratch(h, 5, sizeof(float) * 2 * count * gate->n), *raised = hidden + (size_t)count * gate->n;
+  KERNEL(ExpertsContext) c = {gate, up, down, &rows, &act, pairs, firsts, hidden, raised, y, experts, 0, h->int8};
+  c.chunks = (gate->n + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  pool_run(&h->pool, KERNEL(raise), &c, groups * c.chunks, (size_t)count * gate->n * gate->k);
+  KERNEL(prepare)(h, 6, &act, hidden, count, down->k, h->int8);
+  c.chunks = (down->n + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  pool_run(&h->pool, KERNEL(lower), &c, groups * c.chunks, (size_t)count * down->n * down->k / 2);
+}
+
+/* out [t, D] = x + (the sum of weights [t, experts] times y [t, experts, D], + shared), within +-clip where that is
+   above 0: NaN is 0 then. */
+static void KERNEL(combine)(const float *x, const float *y, const float *weights, const float *shared, int t,
+                            int experts, int width, float clip, float *out) {
+  for (int i = 0; i < t; i++, x += width, shared += width, out += width) {
+    for (int n = 0; n < width; n++) out[n] = 0;
+    for (int e = 0; e < experts; e++, y += width) KERNEL(add_scaled)(out, y, *weights++, width);
+    for (int n = 0; n < width; n++) out[n] = x[n] + (out[n] + shared[n]);
+    if (clip > 0)
+      for (int n = 0; n < width; n++) out[n] = out[n] > clip ? clip : out[n] < -clip ? -clip : out[n] == out[n] ? out[n] : 0;
+  }
+}
+
+/* y [t, D] = down(silu(gate x) * up x), for a shared expert or a dense layer; times sigmoid(share x) where there is one.
+   Uses scratches 0 to 4. */
+static void KERNEL(gated)(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const Linear *share,
+                          const float *x, int t, float *y) {
+  size_t width = (size_t)gate->n * t;
+  float *raised = scratch(h, 3, sizeof(float) * 2 * width);
+  KERNEL(linears)(h, x, t, 2, (const Linear *[]){gate, up}, (float *[]){raised, raised + width});
+  KERNEL(gate_row)(raised, raised, raised, raised + width, (int)width);
+  KERNEL(linears)(h, raised, t, 1, &down, &y);
+  if (!share) return;
+  float *parts = scratch(h, 4, sizeof(float) * t);
+  KERNEL(linears)(h, x, t, 1, &share, &parts);
+  for (int i = 0; i < t; i++, y += down->n)
+    for (int n = 0; n < down->n; n++) y[n] *= KERNEL(sigmoid)(parts[i]);
+}

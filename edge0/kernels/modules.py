@@ -1,0 +1,95 @@
+"""Modules that take the place of mlx-lm's own leaves: the same call on MLX arrays, computed by the kernels.
+
+Results are evaluated arrays. Knows matrices and adapters; not where in a model a leaf stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.tuner.lora import LoRALinear
+
+from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats
+from edge0.tiers import EXPERT_BITS
+
+
+def matrix(module: nn.Module) -> Matrix:
+    """A quantised linear layer, with or without a LoRA beside it.
+
+    Raises:
+        Edge0Error: OPTION_INVALID for another quantisation.
+    """
+    correction = None
+    if isinstance(module, LoRALinear):
+        down, up = np.asarray(module.lora_a).T, np.asarray(module.lora_b).T
+        correction, module = Correction(down, up, module.scale), module.linear
+    return Matrix.of(module.weight, module.scales, module.biases, module.bits, correction)
+
+
+def rows(x: mx.array) -> np.ndarray:
+    """`[..., D]` activations as `[t, D]`, evaluated."""
+    return floats(x).reshape(-1, x.shape[-1])
+
+
+class KernelLinear(nn.Module):
+    """A quantised linear layer."""
+
+    def __init__(self, kernels: Kernels, module: nn.Module):
+        super().__init__()
+        self._kernels, self._group = kernels, Group([matrix(module)])
+
+    def __call__(self, x: mx.array) -> mx.array:
+        (y,) = self._kernels.linears(rows(x), self._group)
+        return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+class KernelGated(nn.Module):
+    """A gated MLP: a shared expert, or a dense layer. `share`: the gate `[1, D]` of a shared expert that has one."""
+
+    def __init__(self, kernels: Kernels, module: nn.Module, share: nn.Module | None = None):
+        super().__init__()
+        self._kernels = kernels
+        parts = [module.gate_proj, module.up_proj, module.down_proj, *([share] if share is not None else [])]
+        self._parts = [matrix(part) for part in parts]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.array(self._kernels.gated(rows(x), *self._parts).reshape(x.shape))
+
+
+class KernelGate(nn.Module):
+    """8b's router, a plain matrix; `expert_bias` stays what it was."""
+
+    def __init__(self, kernels: Kernels, gate: nn.Module):
+        super().__init__()
+        self.expert_bias = gate.expert_bias
+        self._kernels, self._weight = kernels, floats(gate.weight)[None]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        (y,) = self._kernels.dense(self._weight, rows(x)[None])
+        return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+class KernelExperts:
+    """`streaming.experts.expert_mlp` by the kernels.
+
+    Args:
+        bank: stacks that stay for as long as this; others are looked at anew by each call, and not kept.
+    """
+
+    def __init__(self, kernels: Kernels, bank: Sequence[mx.array] | None):
+        self._kernels, self._bank = kernels, bank
+        self._matrices = _matrices(bank) if bank is not None else []
+
+    def __call__(self, x: mx.array, positions: mx.array | np.ndarray, stacks: Sequence[mx.array]) -> mx.array:
+        """`[..., D]`, `[..., K]` rows of the nine stacks to `[..., K, D]`, unweighted."""
+        matrices = self._matrices if stacks is self._bank else _matrices(stacks)
+        slots = np.ascontiguousarray(np.asarray(positions), np.uint32).reshape(-1, positions.shape[-1])
+        y = self._kernels.experts(rows(x), slots, *matrices)
+        return mx.array(y.reshape(*positions.shape, x.shape[-1]))
+
+
+def _matrices(stacks: Sequence[mx.array]) -> list[Matrix]:
+    return [Matrix.of(*part, EXPERT_BITS) for part in (stacks[0:3], stacks[3:6], stacks[6:9])]

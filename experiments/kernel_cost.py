@@ -1,0 +1,106 @@
+"""What a decode step costs by each way to compute on a CPU: `MODEL OUT_DIR [--kernels ..] [--k N] [--rounds N]`.
+
+One engine for each way stays open in this process, with memory for every expert, so that after the warm-up nothing is
+read. A round runs a few steps of each, in turn first; all decode the same tokens and, with random weights, choose their
+own routes. Writes rows; ratios are made from the files. Processor time is beside the clock's, for a machine with
+neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pandas as pd
+
+from edge0 import Engine, EngineOptions
+from edge0.checkpoint.header import CheckpointIndex
+from edge0.checkpoint.layout import ExpertLayout
+from edge0.kernels.choice import kernel_name
+from edge0.tiers import read_config
+from experiments.alone import alone
+from experiments.publish import publish, run_command
+
+PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "dense", "combine")
+PROMPT_TOKENS = 8
+
+
+class Way:
+    """An engine and its request, warmed up over all tokens of a round."""
+
+    def __init__(self, model: Path, options: EngineOptions, tokens: list[int], prompt: list[int]):
+        self.name, self._tokens = kernel_name(options.kernels), tokens
+        self.engine = Engine(model, options)
+        self._request = self.engine.new_request()
+        self.engine.prefill(self._request, prompt)
+        self.run()
+
+    def run(self) -> dict[str, Any]:
+        """One row of a round: means over its steps."""
+        kernels, loads = self.engine.kernels, self.engine.recorder.totals.loads
+        before = Counter(kernels.spent) if kernels else Counter()
+        wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+        for token in self._tokens:
+            mx.eval(self.engine.step(self._request, token))
+        row = {
+            "step_ms": (time.perf_counter_ns() - wall) / len(self._tokens) / 1e6,
+            "cpu_ms": (time.process_time_ns() - cpu) / len(self._tokens) / 1e6,
+            "loads": self.engine.recorder.totals.loads - loads,
+        }
+        spent = Counter(kernels.spent) - before if kernels else Counter()
+        return row | {f"{part}_ms": spent[f"edge0_{part}"] / len(self._tokens) / 1e6 for part in PARTS}
+
+
+def measure(model: Path, ways: list[str], k: int, threads: int, steps: int, rounds: int, seed: int) -> pd.DataFrame:
+    """A row for each way and round, in the order in which they ran."""
+    config = read_config(model)
+    everything = ExpertLayout.of(CheckpointIndex.open(model), config).total_bytes * 2  # scales of 32 bits fit as well
+    rng = np.random.default_rng(seed)
+    prompt, tokens = (rng.integers(0, config.vocab, count).tolist() for count in (PROMPT_TOKENS, steps))
+    rows = []
+    with ExitStack() as stack:
+        opened = []
+        for way in ways:
+            options = EngineOptions(k=k, kernels=way, kernel_threads=threads, bank_bytes=everything)
+            opened.append(Way(model, options, tokens, prompt))
+            stack.callback(opened[-1].engine.close)
+        for number in range(rounds):
+            turn = number % len(opened)
+            for way in opened[turn:] + opened[:turn]:
+                about = {"round": number, "kernels": way.name, "k": k, "threads": threads, "steps": steps}
+                rows.append(about | way.run())
+    frame = pd.DataFrame(rows)
+    frame.insert(0, "order", range(len(frame)))
+    return frame
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.kernel_cost", description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--kernels", nargs="+", choices=("mlx", "int8", "exact"), default=["mlx", "int8", "exact"])
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    @alone("the kernels")
+    def command() -> None:
+        given = options.k, options.threads, options.steps, options.rounds, options.seed
+        rows = measure(options.model, options.kernels, *given)
+        publish(options.out, "kernels", rows, options.model, {"model": options.model.name})
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

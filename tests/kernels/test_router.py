@@ -1,0 +1,52 @@
+"""Routing on the host chooses what MLX's router chooses, and weighs it alike."""
+
+import dataclasses
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from edge0.kernels.router import HostRouter
+from edge0.routing import Router
+
+LAWS = {
+    "softmax": Router("softmax", 4, 1, 1, 1.0),
+    "sigmoid": Router("sigmoid", 4, 8, 4, 2.5),
+    "all groups": Router("sigmoid", 4, 8, 8, 2.5),
+}
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some.integers(0, 2**32 - 1), some.integers(1, 4), some.booleans(), some.sampled_from(sorted(LAWS)))
+def test_choices_and_weights_are_those_of_the_router(seed, tokens, biased, law):
+    rng, router = np.random.default_rng(seed), LAWS[law]
+    host = HostRouter(*dataclasses.astuple(router))
+    logits = mx.array(rng.normal(size=(1, tokens, 32)).astype(np.float32))
+    bias = mx.array(rng.normal(size=32).astype(np.float32) / 8) if biased and law != "softmax" else None
+    pairs = []
+    for indices, weights in (router(logits, bias), host(logits, bias)):
+        assert indices.dtype == mx.uint32 and indices.shape == weights.shape == (1, tokens, 4)
+        order = np.argsort(np.array(indices), -1)
+        pairs.append([np.take_along_axis(np.array(part), order, -1) for part in (indices, weights)])
+    assert np.array_equal(pairs[0][0], pairs[1][0])
+    assert np.allclose(pairs[0][1], pairs[1][1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_forced_routes_are_weighed_alike(law):
+    rng, router = np.random.default_rng(0), LAWS[law]
+    host = HostRouter(*dataclasses.astuple(router))
+    logits = mx.array(rng.normal(size=(3, 1, 32)).astype(np.float32))
+    forced = mx.array(np.stack([rng.permutation(32)[:4] for _ in range(3)])[:, None].astype(np.uint32))
+    (indices, weights), (_, expected) = host(logits, forced=forced), router(logits, forced=forced)
+    assert np.array_equal(np.array(indices), np.array(forced))
+    assert np.allclose(np.array(weights), np.array(expected), rtol=1e-5)
+
+
+def test_extreme_logits_give_finite_weights():
+    for law in LAWS.values():
+        host = HostRouter(*dataclasses.astuple(law))
+        _, weights = host(mx.array([[[-1e4] * 16 + [1e4] * 16]]))
+        assert np.isfinite(np.array(weights)).all()
