@@ -128,6 +128,8 @@ class Session:
             budget_by=self.ready.budget_by,
             memory_limit_bytes=options.memory_limit_bytes,
             trace=options.trace,
+            gguf=options.gguf,
+            peers=options.peers,
             lower_cache=lower,
         )
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import Tensor, checkpoint_tensors, find_tensor
-from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import EXPERT_BITS, ModelConfig, read_config
 from experiments.peers import names
 from experiments.peers.blocks import BLOCK, Affine, q4_1, read
@@ -33,7 +32,7 @@ def write(model: Path, out: Path, kind: str, library: Path) -> None:
     """Write the file, whole or not at all.
 
     Raises:
-        Edge0Error: whatever the checkpoint is refused for; LIBRARY_MISSING; OUTPUT_UNWRITABLE.
+        Edge0Error: whatever the checkpoint is refused for; FILE_MISSING without the `gguf` package; OUTPUT_UNWRITABLE.
     """
     config, index = read_config(model), CheckpointIndex.open(model)
     with importable(library, "gguf") as gguf, writing(out), tempfile.TemporaryFile(dir=_folder(out)) as spool:

@@ -154,7 +154,7 @@ def test_parse_errors(text, kind):
     with pytest.raises(Edge0Error) as caught:
         Condition.parse(text)
     assert caught.value.kind is kind
-    assert str(caught.value).startswith("condition: ") and "(expected warm, cold, budget:" in str(caught.value)
+    assert str(caught.value).startswith("condition: ") and "(expected warm, cold, limit, budget:" in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [{}, {"fraction": 0.5, "nbytes": 5}, {"fraction": 2.0}, {"nbytes": -1}])

@@ -166,6 +166,8 @@ def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
         ("prerouter-mmap", ("mmap", "engine", "stack", 1)),
         ("prerouter-stack", ("willneed", "engine", "stack", 1)),
         ("resident", ("none", "none", "none", 1)),
+        ("llama-cpp", ("mmap", "none", "none", 1)),
+        ("llama-cpp-repacked", ("none", "none", "none", 1)),
     ],
 )
 def test_a_run_says_how_it_reads_fills_assembles_and_launches(arm, way):
