@@ -24,7 +24,16 @@ from experiments.conditions import Condition
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 PLACE = "experiments/config.yaml or --config"
-LISTS = ("ks", "prefill_tokens", "tab1_tiers", "ladder_tiers", "ladder_seeds", "ladder_controls", "quality_tiers")
+LISTS = (
+    "ks",
+    "prefill_tokens",
+    "tab1_tiers",
+    "ladder_tiers",
+    "ladder_seeds",
+    "ladder_controls",
+    "quality_tiers",
+    "peers_limits",
+)
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
     *("timed_steps", "warmup_steps", "launch_groups", "reader_threads", "seed", "probe_every"),
