@@ -82,16 +82,10 @@ def q4_1(weights: Affine) -> np.ndarray:
     Raises:
         Edge0Error: NUMERIC where a scale or bias is beyond what fp16 holds.
     """
-    d, m = weights.scales.astype(np.float16), weights.biases.astype(np.float16)
+    with np.errstate(over="ignore"):  # looked for below
+        d, m = weights.scales.astype(np.float16), weights.biases.astype(np.float16)
     if not (np.isfinite(d).all() and np.isfinite(m).all()):
         raise Edge0Error(ErrorKind.NUMERIC, "a scale or bias is too large for fp16, which Q4_1 holds it in")
     low, high = np.split(weights.codes.reshape(*weights.scales.shape, BLOCK), 2, axis=-1)
     blocks = np.concatenate([d[..., None].view(np.uint8), m[..., None].view(np.uint8), low | high << 4], axis=-1)
     return blocks.reshape(*weights.codes.shape[:-1], -1)
-
-
-def rounding(weights: Affine) -> float:
-    """The largest step by which Q4_1's fp16 moves a weight, as a share of its group's scale; 0 where it is exact."""
-    scales, biases = (each - each.astype(np.float16).astype(np.float32) for each in (weights.scales, weights.biases))
-    moved = np.abs(scales) * 15 + np.abs(biases)
-    return float(np.max(moved / np.maximum(np.abs(weights.scales), np.finfo(np.float32).tiny), initial=0))

@@ -99,7 +99,7 @@ def cold_bytes(files, ranges_of, record):
 
 @given(
     st.one_of(
-        st.sampled_from([Condition("warm"), Condition("cold")]),
+        st.sampled_from([Condition("warm"), Condition("cold"), Condition("limit")]),
         st.floats(0, 1, exclude_min=True, exclude_max=True).map(lambda share: Condition("budget", fraction=share)),
         st.integers(1, 1 << 45).map(lambda nbytes: Condition("budget", nbytes=nbytes)),
         st.integers(1, 5000).map(lambda mib: Condition("budget", nbytes=mib * MIB)),

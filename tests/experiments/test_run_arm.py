@@ -73,6 +73,8 @@ def loads(cold_share):
         ("warm", {"cached_after_bytes": 400 << 20}, 0.0, False, None),
         ("warm", {"cached_after_bytes": 400 << 20}, 0.1, False, "warm asked for"),
         ("warm", {"cached_after_bytes": 300 << 20}, 0.0, False, "stayed cached"),
+        ("limit", {"cached_after_bytes": 90 << 20, "memory_limit_bytes": 100 << 20}, 0.5, False, None),
+        ("limit", {"cached_after_bytes": 101 << 20, "memory_limit_bytes": 100 << 20}, 0.5, False, "than its limit"),
         ("budget:0.5", {}, 0.5, False, None),
         ("budget:0.5", {"cached_after_bytes": 150 << 20}, 0.5, False, "were cached"),
         ("budget:0.5", {"dropped": 3}, 0.5, False, "3 routed experts were dropped"),
