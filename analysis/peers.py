@@ -56,7 +56,8 @@ HOW_TO_READ = (
     "all weights copied into memory in the order that its fastest kernels want. Its own text differs, since Q4_0 is "
     "another rounding; so do its routes, though not how many experts a token needs.",
     "A limit holds for the whole process: weights, bank, caches, interpreter and the page cache of what it reads. All "
-    "start with nothing cached. What a process that its limit killed might have done is not estimated.",
+    "start with nothing cached, and the engine has the smallest bank that serves its K. What a process that its limit "
+    "killed might have done is not estimated.",
     "`-mmap` is the paper's way of reading, page faults and nine stacked tensors, in this engine.",
 )
 
@@ -74,14 +75,17 @@ class Peers:
     file: Mapping[str, Any]
     check: Mapping[str, Any]
 
-    @property
-    def k(self) -> int:
-        return the_k(self.sessions[WARM])
+    def k(self, part: str) -> int:
+        """Experts per token in a session: a small limit may leave room for fewer of them, alike in all its arms."""
+        return the_k(self.sessions[part])
 
-    def active_bytes(self, arm: str) -> float:
+    def cell(self, part: str, arm: str) -> pd.DataFrame:
+        return self.sessions[part].cell(arm, self.k(part))
+
+    def active_bytes(self, part: str, arm: str) -> float:
         """What one token needs of the file that an arm reads; NaN where the file was not made."""
         active = self.file.get("active", {}).get("gguf" if arm in (MMAP, REPACKED) else "checkpoint")
-        return math.nan if active is None else active["fixed"] + self.k * active["expert"]
+        return math.nan if active is None else active["fixed"] + self.k(part) * active["expert"]
 
 
 def share_name(limited: Limited) -> str:
@@ -109,7 +113,7 @@ def ratios(peers: Peers) -> dict[tuple[str, str, str], Ratio]:
         planned = set(session.all_runs["arm"])
         for arm, base in PAIRS:
             if {arm, base} <= planned:
-                found[part, arm, base] = paired(session.cell(arm, peers.k), session.cell(base, peers.k))
+                found[part, arm, base] = paired(peers.cell(part, arm), peers.cell(part, base))
     return found
 
 
@@ -126,7 +130,11 @@ def goals(peers: Peers) -> Iterator[Measure]:
                 yield row(place, name, math.nan, "ratio", goal=goal, note=note)
                 continue
             drifted = session.drift().void_verdict
-            note = f"{DRIFTED}; n={ratio.n}" if drifted else f"condition {session.condition}, K={peers.k}, n={ratio.n}"
+            note = (
+                f"{DRIFTED}; n={ratio.n}"
+                if drifted
+                else f"condition {session.condition}, K={peers.k(part)}, n={ratio.n}"
+            )
             passed = None if drifted else ratio.ratio >= least
             yield row(place_of(session), name, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
 
@@ -136,7 +144,7 @@ def told(peers: Peers, part: str, arm: str) -> str:
     limited, session = peers.limits.get(part), peers.sessions.get(part)
     if session is None:
         return f"no limit can be enforced here: {limited.about['reason']}" if limited is not None else "not measured"
-    words = outcome(session, arm, peers.k)
+    words = outcome(session, arm, peers.k(part))
     return missing_peer(peers) if words == "not run" and arm in (MMAP, REPACKED) else words
 
 
@@ -150,21 +158,22 @@ def summary(peers: Peers) -> pd.DataFrame:
     rows = []
     for part, session in peers.sessions.items():
         for arm in ARMS:
-            planned, killed = killed_runs(session, arm, peers.k)
+            planned, killed = killed_runs(session, arm, peers.k(part))
             if not planned:
                 continue
-            cell = session.cell(arm, peers.k)
-            speed, active = median_spread(cell["tok_s"]), peers.active_bytes(arm)
+            cell = peers.cell(part, arm)
+            speed, active = median_spread(cell["tok_s"]), peers.active_bytes(part, arm)
             limit = peers.limits[part].about["limit_bytes"] / MIB if part in peers.limits else None
             values = {
-                key.replace("_bytes", "_mib"): value / MIB for key, value in counters(session, arm, peers.k).items()
+                key.replace("_bytes", "_mib"): value / MIB
+                for key, value in counters(session, arm, peers.k(part)).items()
             }
             rows.append(
                 {
                     "memory": part,
                     "limit_mib": limit,
                     "arm": arm,
-                    "k": peers.k,
+                    "k": peers.k(part),
                     "rounds": speed.n,
                     "planned": planned,
                     "killed": killed,
@@ -184,7 +193,7 @@ def summary(peers: Peers) -> pd.DataFrame:
 def ratio_rows(peers: Peers) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            {"memory": part, "arm": arm, "base": base, "k": peers.k, "ratio": one.ratio}
+            {"memory": part, "arm": arm, "base": base, "k": peers.k(part), "ratio": one.ratio}
             | {"ci_low": one.ci_low, "ci_high": one.ci_high, "rounds": one.n, "session": peers.sessions[part].name}
             for (part, arm, base), one in ratios(peers).items()
         ]
@@ -204,12 +213,12 @@ def facts(peers: Peers) -> list[str]:
     if reason := peers.library["reason"] or peers.file["reason"]:
         return [*lines, f"llama.cpp: not measured: {reason}"]
     versions = ", ".join(f"{name} {version}" for name, version in peers.library.get("versions", {}).items())
-    ours, theirs = (peers.active_bytes(arm) for arm in (OURS[0], MMAP))
+    ours, theirs = (peers.active_bytes(WARM, arm) for arm in (OURS[0], MMAP))
     return [
         *lines,
         f"llama.cpp: {versions}; {peers.library.get('system', '')}",
-        f"active bytes: {ours / MIB:.1f} MiB a token of the checkpoint at K={peers.k}, {theirs / MIB:.1f} MiB of the "
-        f"GGUF file ({theirs / ours - 1:+.1%}), by arithmetic on the two files",
+        f"active bytes: {ours / MIB:.1f} MiB a token of the checkpoint at K={peers.k(WARM)}, {theirs / MIB:.1f} MiB of "
+        f"the GGUF file ({theirs / ours - 1:+.1%}), by arithmetic on the two files",
         f"same model: {check_words(peers.check)}",
     ]
 
@@ -246,8 +255,9 @@ def markdown(peers: Peers, judged: Sequence[Measure]) -> str:
 
 
 def title(peers: Peers, part: str) -> str:
+    k = f"K={peers.k(part)}" if part in peers.sessions else "no session"
     limited = peers.limits.get(part)
-    return "all of it fits in memory" if limited is None else f"{part} of the file: {limited.title}"
+    return f"{k}, all of it fits in memory" if limited is None else f"{k}, {part} of the file: {limited.title}"
 
 
 def _speed_table(peers: Peers) -> str:
@@ -291,11 +301,11 @@ def panels(peers: Peers) -> list[Panel]:
     for part, session in peers.sessions.items():
         bars = []
         for arm in ARMS:
-            planned, killed = killed_runs(session, arm, peers.k)
+            planned, killed = killed_runs(session, arm, peers.k(part))
             if planned:
                 words = f"killed in {killed} of {planned}" if killed else "no valid run"
-                bars.append((arm, list(session.cell(arm, peers.k)["tok_s"]), words))
-        found.append(Panel(title(peers, part), session, peers.k, bars))
+                bars.append((arm, list(peers.cell(part, arm)["tok_s"]), words))
+        found.append(Panel(title(peers, part), session, peers.k(part), bars))
     return found
 
 

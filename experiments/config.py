@@ -33,6 +33,7 @@ LISTS = (
     "ladder_controls",
     "quality_tiers",
     "peers_limits",
+    "peers_limit_ks",
 )
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
@@ -75,6 +76,12 @@ class Workflow:
         if values.get("trace") is not None:
             RouteTrace.load(values["trace"])
         _check_tab1(values["tab1_tiers"])
+        limits, ks = values["peers_limits"], values["peers_limit_ks"]
+        if len(limits) != len(ks):
+            sides = {"expected": f"one K for each of {len(limits)} limits", "found": len(ks)}
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID, "lists that go together", path=PLACE, tensor="peers_limit_ks", **sides
+            )
         model = values.get("model")
         if model is None:
             tier = _of_key("tier", find_tier, values["tier"])

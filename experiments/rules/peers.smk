@@ -1,16 +1,35 @@
 # Other engines beside ours, each an arm of one session: warm, and under enforced limits on the whole process.
 # Their packages and files lie in a folder of their own, made when it is asked for; where that fails, a document says why.
 import json
+import math
+
+from edge0.tiers import find_tier
+from experiments.architecture import floor_share
 
 PEERS = WORKFLOW.values["peers_folder"]
 PEER_FILES = f"{PEERS}/{WORKFLOW.name}"
-PEER_LIMITS = [f"{share:g}" for share in WORKFLOW.values["peers_limits"]]
+PEER_LIMITS = {
+    f"{share:g}": k
+    for share, k in zip(
+        WORKFLOW.values["peers_limits"], WORKFLOW.values["peers_limit_ks"]
+    )
+}
 OUR_PEERS = "ondemand prerouter resident ondemand-mmap prerouter-mmap"
 LIMITED_TIMEOUT_S = 900  # a mapped file that thrashes may take seconds a token; slower than that has no number
 
 
 localrules:
     peers,
+
+
+def limited_arguments(wildcards):
+    """Of the session under a limit: its K and the smallest bank that serves it; what the limit leaves beside is page cache."""
+    k = PEER_LIMITS[wildcards.share]
+    model = find_tier(WORKFLOW.name) if WORKFLOW.synthesised else Path(WORKFLOW.model)
+    bank = math.ceil(floor_share(model, k) * 1e4) / 1e4
+    return WORKFLOW.session_arguments(
+        condition="limit", ks=[k], bank=min(bank, 1.0), lora=False, trace=None
+    )
 
 
 def try_again(wildcards):
@@ -135,13 +154,7 @@ rule peers_limited_session:
         root=subpath(output.session, parent=True),
         arms=OUR_PEERS,
         timeout=LIMITED_TIMEOUT_S,
-        session=WORKFLOW.session_arguments(
-            condition="limit",
-            ks=[max(WORKFLOW.values["ks"])],
-            bank=WORKFLOW.values["peers_bank"],
-            lora=False,
-            trace=None,
-        ),
+        session=limited_arguments,
         started=STARTED,
     shell:
         # Where no limit can be enforced, limit.json says why and there is no session.
@@ -158,10 +171,12 @@ rule peers_table:
     input:
         warm=f"{RESULTS}/peers/sessions/warm/latest.json",
         limited=expand(
-            f"{RESULTS}/peers/sessions/limit-{{share}}/latest.json", share=PEER_LIMITS
+            f"{RESULTS}/peers/sessions/limit-{{share}}/latest.json",
+            share=list(PEER_LIMITS),
         ),
         limits=expand(
-            f"{RESULTS}/peers/sessions/limit-{{share}}/limit.json", share=PEER_LIMITS
+            f"{RESULTS}/peers/sessions/limit-{{share}}/limit.json",
+            share=list(PEER_LIMITS),
         ),
         library=f"{PEERS}/library.json",
         file=f"{PEER_FILES}/q4_0.json",

@@ -237,14 +237,19 @@ def test_everything_lands_below_the_folder_of_results_that_is_named(workflow):
 
 
 def test_other_engines_run_warm_and_under_every_limit_with_our_arms_first(workflow):
-    found = jobs(dry_run(workflow, "peers", "-p", *BOX, "peers_limits=[0.4]"))
+    found = jobs(dry_run(workflow, "peers", "-p", *BOX, "peers_limits=[0.4]", "peers_limit_ks=[4]"))
     assert {"peers_library", "peers_file", "peers_check", "peers_session", "peers_limited_session"} <= set(found)
     assert (
         " --condition warm " in found["peers_session"]
         and " --arms ondemand prerouter resident " in found["peers_session"]
     )
     limited = found["peers_limited_session"]
-    assert " --condition limit " in limited and "/peers/sessions/limit-0.4/limit.json" in limited
+    assert (
+        " --condition limit " in limited
+        and " --ks 4 " in limited
+        and " --bank 0." in limited
+        and "/peers/sessions/limit-0.4/limit.json" in limited
+    )
     assert "peers_library" in jobs(dry_run(workflow, "peers-lib", *BOX))
 
 
