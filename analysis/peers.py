@@ -267,9 +267,8 @@ def _speed_table(peers: Peers) -> str:
     for arm in ARMS:
         at = (WARM, arm)
         gb_s = number(rows.loc[at, "active_gb_s"], ".2f") if at in rows.index else ""
-        device = (
-            number(rows.loc[(part, arm), "device_mib_per_step"], ".1f") for part in parts if (part, arm) in rows.index
-        )
+        moved = (rows["device_mib_per_step"].get((part, arm), math.nan) for part in parts)
+        device = (number(value, ".1f") or "-" for value in moved)
         lines.append([arm, *(told(peers, part, arm) for part in parts), gb_s, " / ".join(device)])
     header = ("arm", *(title(peers, part) for part in parts), "GB/s of active bytes, warm", "device MiB/step")
     return markdown_table(header, lines, right_from=1)
