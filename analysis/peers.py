@@ -296,15 +296,17 @@ def _goal_table(judged: Sequence[Measure]) -> str:
 
 def panels(peers: Peers) -> list[Panel]:
     """What the figure draws: a panel per session, the same arms in each."""
+    run = {arm for session in peers.sessions.values() for arm in session.all_runs["arm"]}
     found = []
     for part, session in peers.sessions.items():
         bars = []
-        for arm in ARMS:
+        for arm in (arm for arm in ARMS if arm in run):
             planned, killed = killed_runs(session, arm, peers.k(part))
-            if planned:
-                words = f"killed in {killed} of {planned}" if killed else "no valid run"
-                bars.append((arm, list(peers.cell(part, arm)["tok_s"]), words))
-        found.append(Panel(title(peers, part), session, peers.k(part), bars))
+            words = f"killed in {killed} of {planned}" if killed else "no valid run" if planned else "not run"
+            bars.append((arm, list(peers.cell(part, arm)["tok_s"]), words))
+        limited = peers.limits.get(part)
+        what = part if limited is None else f"{part}: {limited.about['limit_bytes'] / MIB:.0f} MiB"
+        found.append(Panel(f"K={peers.k(part)}, {what}", session, peers.k(part), bars))
     return found
 
 

@@ -71,7 +71,10 @@ def draw_resident(panels: Sequence[Panel]) -> Figure:
         axes.set_ylim(len(panel.bars) - 0.4, -0.6)
         axes.set_xlim(0, 1.22 * most)
         mark = panel.session.drift().mark
-        axes.set_xlabel("; ".join(filter(None, ("tokens per second", mark))), **(style.MARK if mark else {}))
+        axes.set_xlabel(
+            ("; " if len(panels) < 3 else "\n").join(filter(None, ("tokens per second", mark))),
+            **(style.MARK if mark else {}),
+        )
         style.dress(axes, f"{panel.title[:1].upper()}{panel.title[1:]}")
         axes.grid(visible=False, axis="y")
     style.put_caption(figure, caption)
