@@ -1,8 +1,9 @@
 """The recorded benchmark: `python -m analysis.bench --out results/MACHINE/bench --row-files FILE...`.
 
-Collects measures (JSON files, each a list of objects) into bench.csv and prints them as a Markdown table; also holds
-the measures that come out of a session's rows. Knows nothing of how a measure in a file was taken. A measure that
-misses its goal is written with pass = false like any other: this is a record, not a test.
+Collects measures (JSON files, each a list of objects) into bench.csv, the newest, and commits/COMMIT.csv, and prints
+them as a Markdown table; also holds the measures that come out of a session's rows. Knows nothing of how a measure in
+a file was taken. A measure that misses its goal is written with pass = false like any other: this is a record, not a
+test.
 """
 
 from __future__ import annotations
@@ -216,12 +217,18 @@ def markdown(measures: Sequence[Measure], title: str, machine: str) -> str:
 
 
 def write(paths: Sequence[Path], out: Path, title: str) -> str:
-    """Write bench.csv into `out`, whole or not at all; returns the text of table.md. OSError passes."""
+    """Write bench.csv into `out`, whole or not at all, and keep it in `out`/commits under its newest session's commit.
+
+    Returns the text of table.md. OSError passes.
+    """
     measures = collect(paths)
     rows = pd.DataFrame([measure.to_row() for measure in measures], columns=BENCH_COLUMNS)
     rows["pass"] = rows["pass"].map({True: "true", False: "false"})
     with publishing(out) as scratch:
         write_csv(rows, scratch / "bench.csv")
+    if commit := max(measures, key=lambda measure: measure.session).commit:
+        with publishing(out / "commits") as scratch:
+            write_csv(rows, scratch / f"{commit}.csv")
     return markdown(measures, title, out.resolve().parent.name)
 
 

@@ -12,14 +12,14 @@ round integer -: Round of the plan, from 0; runs of one round are compared with 
 role text -: What the run is for: arm, aa (an arm against itself) or drift (the first run again, at the end).
 arm text -: Way of serving, one of experiments/arms.py.
 k integer experts: Experts that each token is routed to in each layer.
-condition text -: State that the page cache was brought into: cold, warm, budget:SHARE or budget:SIZE.
+condition text -: State that the page cache was brought into: cold, warm, limit, budget:SHARE or budget:SIZE.
 budget_by text -: Who kept the budget: eviction (our own), cgroup or balloon (macOS).
 memory_limit_bytes integer? bytes: Limit on all memory of the process; above it the run was killed.
 lower_cache text -: Whether a host below this machine may keep the file: none, suspected or unknown.
 layout text -: How experts lie in the files: stacked (as released) or records (repacked).
-reader text -: How experts are read: pread, willneed (advice first), mmap, direct, or none (resident).
-fill text -: Who fills memory: readers, engine (its own thread), or none (resident).
-assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident).
+reader text -: How experts are read: pread, willneed (advice first), mmap, direct, or none (all in memory).
+fill text -: Who fills memory: readers, engine (its own thread), or none (all in memory, or another engine).
+assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident, another engine).
 launch_groups integer groups: Groups of layers that a step is launched in.
 kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT (own, by 8-bit or fp32 activations).
 trace text -: File of routes that was replayed, empty where the model routed.
@@ -28,11 +28,11 @@ timed_steps integer? steps: Decode steps that were timed.
 warmup_steps integer? steps: Decode steps before them, all warm-ups together.
 steady flag? -: Whether loads and cold share held still at the end of the warm-up.
 probe text? -: How the page cache was looked at.
-fault_window text? -: How read-ahead of page faults was set: lowered, random, or none (no faults).
+fault_window text? -: How read-ahead of page faults was set: lowered, as-is, random, or none (no faults).
 bank_bytes integer? bytes: Memory for experts, 0 where all are resident.
 bank_slots integer? experts: The same in experts.
-resident_bytes integer? bytes: Parameters that stay in memory besides the bank.
-alloc_load_peak_bytes integer? bytes: Highest live bytes of MLX's allocator while loading.
+resident_bytes integer? bytes: Parameters that stay in memory besides the bank; of another engine its whole model.
+alloc_load_peak_bytes integer? bytes: Highest live bytes of MLX's allocator while loading; empty for other engines.
 alloc_active_bytes integer? bytes: Live bytes of MLX's allocator at the end.
 alloc_cache_bytes integer? bytes: Freed buffers that the allocator kept at the end.
 alloc_peak_bytes integer? bytes: Highest live bytes of MLX's allocator since loading.

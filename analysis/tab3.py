@@ -248,6 +248,7 @@ def condition_words(session: Session) -> str:
     words = {
         "cold": "no expert page in the page cache when a run starts",
         "warm": "every expert page in the page cache when a run starts",
+        "limit": "nothing in the page cache when a run starts, then what the limit on its whole process leaves",
         "budget": "the page cache may keep "
         + (f"{budget / MIB:.0f} MiB of expert pages" if pd.notna(budget) else "a limited share of the expert pages")
         + ", what a smaller machine would leave",

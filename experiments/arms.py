@@ -14,8 +14,9 @@ LARGE_BANK = 1024 / 2944  # the paper's larger cache for 8b: 1024 of its 23 x 12
 @dataclass(frozen=True)
 class Arm:
     """`options` are fields of EngineOptions; `resident` is stock mlx-lm with all experts in memory; `records` serves
-    the repacked copy of the checkpoint; `bank` is a share of all experts in place of the session's. What stands before
-    a hyphen in the name says how the arm routes; without the LoRA, hidden states and so routes are others."""
+    the repacked copy of the checkpoint; `bank` is a share of all experts in place of the session's; `peer` is how
+    another engine holds the weights of a GGUF file (`experiments.peers.llama`). What stands before a hyphen in the name
+    says how the arm routes; without the LoRA, or with a peer's weights, hidden states and so routes are others."""
 
     name: str
     meaning: str
@@ -23,10 +24,13 @@ class Arm:
     resident: bool = False
     records: bool = False
     bank: float | None = None
+    peer: str | None = None
 
     @property
     def route(self) -> str:
         """Arms of one route choose the same tokens."""
+        if self.peer is not None:
+            return self.name
         return self.name.partition("-")[0] + (" without LoRA" if self.options.get("lora") is False else "")
 
 
@@ -166,6 +170,8 @@ ARMS = {
             {"prerouter": "route", "native": "exact", "lora": False},
         ),
         Arm("resident", "stock mlx-lm, every expert in memory, no adapters", resident=True),
+        Arm("llama-cpp", "llama.cpp on a GGUF file of equal bytes (Q4_0), mapped: page faults", peer="mapped"),
+        Arm("llama-cpp-repacked", "the same, weights copied into the order of its fastest kernels", peer="repacked"),
     )
 }
 

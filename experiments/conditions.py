@@ -24,12 +24,14 @@ BUDGET_BY = {"eviction": CacheBudget, "cgroup": CgroupBudget, "balloon": Balloon
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}  # largest first
 _READERS = "another process may map or read the checkpoint: end it, and measure again"
 _SMALL = "memory is too small to hold the checkpoint, or another process takes it: free some, or measure a budget"
-_FORMS = "warm, cold, budget:FRACTION (between 0 and 1) or budget:SIZE (such as 64MiB)"
+_FORMS = "warm, cold, limit, budget:FRACTION (between 0 and 1) or budget:SIZE (such as 64MiB)"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`warm`, `cold`, or `budget` with either a fraction of the expert bytes (0 < fraction < 1) or a size in bytes.
+    """`warm`, `cold`, `limit`, or `budget` with a fraction of the expert bytes (0 < fraction < 1) or a size in bytes.
+
+    `limit`: nothing is cached at the start, then what an enforced limit on the whole process leaves.
 
     Raises Edge0Error CONDITION_UNKNOWN for another name, OPTION_INVALID for a value that does not fit the name.
     """
@@ -40,7 +42,7 @@ class Condition:
 
     def __post_init__(self) -> None:
         given = [value for value in (self.fraction, self.nbytes) if value is not None]
-        if self.name not in ("warm", "cold", "budget"):
+        if self.name not in ("warm", "cold", "limit", "budget"):
             raise _refused("no such condition", self.name, ErrorKind.CONDITION_UNKNOWN)
         if len(given) != (self.name == "budget"):
             raise _refused("takes one value" if self.name == "budget" else "takes no value", self.name)
@@ -54,7 +56,7 @@ class Condition:
         """Condition from `warm`, `cold`, `budget:0.5`, `budget:64MiB`. Raises as the class does."""
         name, colon, value = text.strip().partition(":")
         if not colon or name != "budget":
-            if colon and name in ("warm", "cold"):
+            if colon and name in ("warm", "cold", "limit"):
                 raise _refused(f"{name} takes no value", text)
             return cls(name)
         size = re.fullmatch(r"([0-9]+)(B|KiB|MiB|GiB)", value)
@@ -66,8 +68,8 @@ class Condition:
             raise _refused("not a budget", text) from None
 
     def budget_bytes(self, expert_bytes: int) -> int | None:
-        """Bytes that the page cache may hold of the expert records: None for warm (no limit), 0 for cold."""
-        if self.name == "warm":
+        """Bytes that the page cache may hold of the expert records: None where nobody of ours keeps one, 0 for cold."""
+        if self.name in ("warm", "limit"):
             return None
         if self.name == "cold":
             return 0

@@ -26,7 +26,16 @@ from experiments.host.calibration import chosen
 CONFIG = Path(__file__).with_name("config.yaml")
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 PLACE = "experiments/config.yaml or --config"
-LISTS = ("ks", "prefill_tokens", "tab1_tiers", "ladder_tiers", "ladder_seeds", "ladder_controls", "quality_tiers")
+LISTS = (
+    "ks",
+    "prefill_tokens",
+    "tab1_tiers",
+    "ladder_tiers",
+    "ladder_seeds",
+    "ladder_controls",
+    "quality_tiers",
+    "peers_limits",
+    "peers_limit_ks",
 NULLABLE = (  # or boolean: on the command line both arrive as text
     *("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"),
     *("launch_groups", "reader_threads"),
@@ -72,6 +81,12 @@ class Workflow:
         if values.get("trace") is not None:
             RouteTrace.load(values["trace"])
         _check_tab1(values["tab1_tiers"])
+        limits, ks = values["peers_limits"], values["peers_limit_ks"]
+        if len(limits) != len(ks):
+            sides = {"expected": f"one K for each of {len(limits)} limits", "found": len(ks)}
+            raise Edge0Error(
+                ErrorKind.OPTION_INVALID, "lists that go together", path=PLACE, tensor="peers_limit_ks", **sides
+            )
         model = values.get("model")
         if model is None:
             tier = _of_key("tier", find_tier, values["tier"])

@@ -47,8 +47,9 @@ def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
 
     `options`: those of EngineOptions that the session sets. The two assemblies of the paper fill on the engine thread.
     """
-    if arm.resident:
-        return {"reader": "none", "fill": "none", "assembly": "none", "launch_groups": 1, "kernels": MLX}
+    if arm.resident or arm.peer:
+        reader = "mmap" if arm.peer == "mapped" else "none"
+        return {"reader": reader, "fill": "none", "assembly": "none", "launch_groups": 1, "kernels": "llama.cpp" if arm.peer else MLX}
     engine = EngineOptions(**{**options, **arm.options})
     explicit = "willneed" if engine.advise else "pread"
     return {

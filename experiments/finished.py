@@ -13,7 +13,7 @@ from experiments.options import SessionOptions
 
 POINTER = "latest.json"
 # Options that do not say what is measured: where something lies, which may have moved since, and patience.
-BESIDE = ("model", "records", "trace", "run_timeout_s")
+BESIDE = ("model", "records", "gguf", "peers", "trace", "run_timeout_s")
 
 
 def point(root: Path, session: str) -> None:

@@ -26,8 +26,13 @@ class SessionOptions:
     model: str
     tier: str
     records: str | None = _option(None, "directory of the repacked checkpoint, for the arms that read it", str)
+    gguf: str | None = _option(None, "GGUF file of the same model, for the arms of llama.cpp", str)
+    peers: str | None = _option(None, "folder of the peers' packages, for the same arms", str)
     experiment: str = _option("tab3", "name of what is measured, for those who read the rows")
-    condition: str = _option("budget:0.5", "page cache: warm, cold, budget:FRACTION of the experts or budget:SIZE")
+    condition: str = _option(
+        "budget:0.5",
+        "page cache: warm, cold, limit (what memory_limit_bytes leaves), budget:FRACTION of the experts or budget:SIZE",
+    )
     budget_by: str = _option(
         "eviction",
         "who keeps the budget: own eviction, a cgroup's limit, a balloon (macOS), or the first of two that works here",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
@@ -62,6 +63,11 @@ def preflight(options: SessionOptions) -> Ready:
                 expected=f"records of {opening.layout.total_bytes} bytes of experts",
                 found=f"{'stacks' if repacked.stacked else 'records'} of {repacked.total_bytes}",
             )
+    peers = [arm for arm in options.arms if ARMS[arm].peer]
+    if peers:
+        _check_peers(options, condition, ", ".join(peers))
+    if condition.name == "limit":
+        _require("memory_limit_bytes", options.memory_limit_bytes is not None, "the limit of condition limit", "none")
     if routes is not None:
         _check_trace(options, routes, opening.config)
     put_back(opening.layout.paths)  # what a killed session left behind
@@ -104,6 +110,13 @@ def bank_slots(options: SessionOptions, layout: ExpertLayout, arm: str) -> int:
     return max(1, round((options.bank if own is None else own) * len(layout.records())))
 
 
+def _check_peers(options: SessionOptions, condition: Condition, arms: str) -> None:
+    _require("condition", condition.name in ("warm", "limit"), f"warm or limit, which {arms} can be held to", condition)
+    for name, made in (("gguf", "`python -m experiments.peers.gguf`"), ("peers", "`snakemake peers-lib`")):
+        place = getattr(options, name)
+        _require(name, place is not None and Path(place).exists(), f"what {made} made, for {arms}", place or "none")
+
+
 def _check_trace(options: SessionOptions, routes: RouteTrace, config: ModelConfig) -> None:
     """Every arm at every K must be able to replay the whole request."""
     for k in options.ks:
@@ -112,11 +125,11 @@ def _check_trace(options: SessionOptions, routes: RouteTrace, config: ModelConfi
         except Edge0Error as error:
             sides = {"expected": error.expected, "found": error.found, "hint": error.hint}
             raise Edge0Error(error.kind, error.detail, path=options.trace, tensor=error.tensor, **sides) from error
-    native = [arm for arm in options.arms if ARMS[arm].resident]
+    native = [arm for arm in options.arms if ARMS[arm].resident or ARMS[arm].peer]
     advises = [arm for arm in options.arms if ARMS[arm].options.get("prerouter") == "advise"]
     advised = advises if routes.recall == 1 else []
     for arms, why in (
-        (native, "stock mlx-lm routes by itself"),
+        (native, "another engine routes by itself"),
         (advised, "predictions come from the trace too, so that advice would never be wrong"),
     ):
         if arms:
@@ -140,7 +153,7 @@ def _check_trace(options: SessionOptions, routes: RouteTrace, config: ModelConfi
 
 def _budget_by(options: SessionOptions, condition: Condition, layout: ExpertLayout) -> str:
     """The way that keeps the budget, by what the self-tests say of those that were asked for."""
-    if condition.name == "warm":
+    if condition.name in ("warm", "limit"):
         return "eviction"
     by = options.budget_by if condition.name == "budget" else "eviction"  # cold is a budget of nothing
     asked = ("eviction", "cgroup") if by == "auto" else (by,)

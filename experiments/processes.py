@@ -31,11 +31,17 @@ def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None,
     """The same in a memory group of its own; None: no limit, until the process sets one for itself.
 
     Raises:
-        Edge0Error: as `run_python`; MEMORY_TOO_SMALL when the limit ended the process, PROBE_UNAVAILABLE where no
-            group can be made.
+        Edge0Error: as `run_python`; MEMORY_TOO_SMALL when the limit ended the process, or left it so little that it
+            took too long; PROBE_UNAVAILABLE where no group can be made.
     """
     with limited_command(limit_bytes) as limited:
-        done = _run(limited.prefix, arguments, what, timeout_s)
+        try:
+            done = _run(limited.prefix, arguments, what, timeout_s)
+        except Edge0Error as error:
+            if limit_bytes is None:
+                raise
+            detail = f"{error.detail} under its limit of {limit_bytes} bytes"
+            raise Edge0Error(ErrorKind.MEMORY_TOO_SMALL, detail) from error
         if done.returncode and limited.killed(done.returncode):
             limit = "the limit that it set itself" if limit_bytes is None else f"its limit of {limit_bytes} bytes"
             raise Edge0Error(

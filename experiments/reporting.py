@@ -17,6 +17,7 @@ HEADINGS = {
     "regress": "Load cost of given reads",
     "appxB": "Appendix B",
     "resident": "Stock mlx-lm",
+    "peers": "Other engines",
     "reuse": "Reuse of experts",
     "math": "Arithmetic",
     "predict": "Prediction",

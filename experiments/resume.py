@@ -40,7 +40,7 @@ def identity(options: SessionOptions, budget_by: str) -> dict[str, Any]:
     """What two sessions must share for one to go on with the other's rows. `budget_by`: the way that was settled on."""
     measured = dataclasses.asdict(options) | {"budget_by": budget_by}
     del measured["run_timeout_s"]  # a session that was too slow may go on with more patience
-    places = [place for place in (options.model, options.records, options.trace) if place is not None]
+    places = [place for place in (options.model, options.records, options.gguf, options.trace) if place is not None]
     return identity_of(measured, places)
 
 

@@ -39,6 +39,7 @@ from experiments.conditions import Condition, open_budget, prepare
 from experiments.decoders import Decoder, ResidentDecoder, StreamedDecoder, way_of
 from experiments.finished import write_json
 from experiments.observer import CacheObserver
+from experiments.peers.llama import LlamaDecoder
 from experiments.rows import StepTime, load_rows, step_rows
 from experiments.steady import warm_up
 from experiments.void import void_reasons
@@ -80,6 +81,8 @@ class RunSpec:
     memory_limit_bytes: int | None = None  # of that group, for the whole process; whoever starts it sets it
     trace: str | None = None  # a file of routes
     kernels: str = "mlx"  # what computes, as EngineOptions.kernels has it; the resident arm is MLX's in any case
+    gguf: str | None = None  # the file of a peer's arm
+    peers: str | None = None  # the folder of the peers' packages
     lower_cache: str = "unknown"  # what is known of a cache below this machine's: "none", "suspected" or "unknown"
 
     @property
@@ -94,12 +97,14 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
     config = read_config(spec.model)
     condition = Condition.parse(spec.condition)
     layout = ExpertLayout.of(CheckpointIndex.open(spec.model), config)
-    probe = self_test(layout.paths[0])
+    arm = find_arm(spec.arm)
+    paths = (Path(spec.gguf),) if arm.peer else layout.paths
+    probe = self_test(paths[0])
     if probe.method == "unavailable":
         detail, hint = "the cold share cannot be measured", "`edge0 doctor` says what works on this machine"
         raise Edge0Error(ErrorKind.PROBE_UNAVAILABLE, detail, found=probe.reason, hint=hint)
     with ExitStack() as stack:
-        files = {path: stack.enter_context(FilePages(path, probe.method)) for path in layout.paths}
+        files = {path: stack.enter_context(FilePages(path, probe.method)) for path in paths}
         budget_bytes = condition.budget_bytes(layout.total_bytes)
         budget = None
         if budget_bytes is not None:
@@ -107,18 +112,23 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             budget = open_budget(by, files, budget_bytes, layout)
             stack.callback(budget.close)
         observer = CacheObserver(files, budget, 1 if spec.probe_every else 0, spec.seed)
+        limited = condition.name == "limit"
+        cached_before = prepare(condition, files) if limited else None  # before somebody maps the files
         decoder = _decoder(spec, config, layout, observer)
         stack.callback(decoder.close)
-        load_peak = mx.get_peak_memory()
-        cached_before = prepare(condition, files, budget, spec.seed)
+        load_peak = None if arm.peer else mx.get_peak_memory()
+        if not limited:
+            cached_before = prepare(condition, files, budget, spec.seed)
         swap = system_swap_counters()
         warmup, steady = warm_up(decoder, spec.prompt, spec.warmup_tokens)
-        disk = disk_of(layout.paths[0])
+        disk = disk_of(paths[0])
         read_before = _device_reads(disk)
         first = decoder.recorder.step + 1
         observer.probe_every = spec.probe_every
-        times, outputs = _timed_steps(decoder, spec.timed_tokens, observer.counts_device_bytes)
-        memory = memory_counters()
+        times, outputs = _timed_steps(decoder, spec.timed_tokens, observer.counts_device_bytes and not arm.peer)
+        memory = dataclasses.asdict(memory_counters())
+        if arm.peer:  # what it allocates is not MLX's
+            memory |= {key: None for key in memory if key.startswith("alloc_")}
         decoder.close()  # with it end the reads of the last prediction: what was asked for has a row, and no more comes
         read_after = _device_reads(disk)
         kept_page_bytes = None
@@ -131,7 +141,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         loads["step"] -= first  # timed steps count from 0; what came before is negative
         steps = step_rows(decoder.recorder, loads, first, times, predicted)
         steps.insert(0, "run_id", spec.run_id)
-        if find_arm(spec.arm).resident:
+        if arm.resident or arm.peer:
             steps["hits"] = math.nan  # nothing is asked for
         timed = loads[loads.step >= 0]
         foreign = None
@@ -148,7 +158,7 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "bank_slots": decoder.bank_slots,
             "resident_bytes": decoder.resident_bytes,
             "alloc_load_peak_bytes": load_peak,
-            **dataclasses.asdict(memory),
+            **memory,
             "budget_bytes": budget_bytes,
             "cached_before_bytes": cached_before,
             "cached_after_bytes": cached_after,
@@ -211,6 +221,9 @@ def _decoder(spec: RunSpec, config: ModelConfig, layout: ExpertLayout, observer:
     arm = find_arm(spec.arm)
     if arm.resident:
         return ResidentDecoder(Path(spec.model), config, spec.k)
+    if arm.peer:
+        positions = len(spec.prompt) + len(spec.warmup_tokens) + len(spec.timed_tokens)
+        return LlamaDecoder(Path(spec.gguf), config, spec.k, arm.peer, positions, Path(spec.peers))
     routes = RouteTrace.load(spec.trace) if spec.trace is not None else None
     return StreamedDecoder(arm, Path(spec.model), spec.options, spec.bank_slots, layout, observer, routes)
 

@@ -129,6 +129,8 @@ class Session:
             memory_limit_bytes=options.memory_limit_bytes,
             trace=options.trace,
             kernels=options.kernels,
+            gguf=options.gguf,
+            peers=options.peers,
             lower_cache=lower,
         )
 

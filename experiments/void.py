@@ -43,6 +43,8 @@ def void_reasons(
         yield f"cold asked for, but {cold} of {asked} probed bytes were, and {after} bytes stayed cached"
     if condition.name == "warm" and (cold > 0.02 * asked or after < 0.97 * whole):
         yield f"warm asked for, but {cold} of {asked} probed bytes were cold, and {after} of {whole} stayed cached"
+    if condition.name == "limit" and after > row["memory_limit_bytes"]:
+        yield f"{after} bytes of the file were cached, more than its limit allows: somebody else read it"
     if condition.name == "budget":
         slack = slack_bytes(row["budget_bytes"])
         ceiling = row["budget_bytes"] + slack + step_bytes

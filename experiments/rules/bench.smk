@@ -107,6 +107,24 @@ rule bench_measures:
         "{params.python} -m analysis.measures $kind $from $to; done > {log:q}"
 
 
+rule bench_compare:
+    name:
+        "bench-compare"
+    log:
+        f"{BENCH}/logs/compare.log",
+    localrule: True
+    conda:
+        "../envs/harness.yaml"
+    params:
+        python=sys.executable,
+        a=lambda wildcards: config["bench_a"] or "",
+        b=lambda wildcards: config["bench_b"] or "",
+        bench=BENCH,
+    shell:
+        # Of a pipe the first failure counts: Snakemake's shells run with pipefail.
+        "{params.python} -m analysis.bench_compare {params.a:q} {params.b:q} --bench {params.bench:q} | tee {log:q}"
+
+
 rule bench_table:
     input:
         f"{BENCH}/measures/overlap.json",

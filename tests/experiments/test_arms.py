@@ -15,7 +15,7 @@ from experiments.options import SessionOptions
 def test_every_arm_is_one_way_to_serve(name):
     arm = find_arm(name)
     assert arm.meaning and "\n" not in arm.meaning
-    if not arm.resident:
+    if not (arm.resident or arm.peer):
         prerouter = EngineOptions(**arm.options).prerouter
         by, _, without = arm.route.partition(" ")
         assert (prerouter == "route") == (by == "prerouter") and by in ("prerouter", "ondemand")
@@ -23,7 +23,9 @@ def test_every_arm_is_one_way_to_serve(name):
 
 
 def test_no_two_arms_are_the_same_or_say_the_same():
-    ways = [(tuple(sorted(arm.options.items())), arm.resident, arm.records, arm.bank) for arm in ARMS.values()]
+    ways = [
+        (tuple(sorted(arm.options.items())), arm.resident, arm.records, arm.bank, arm.peer) for arm in ARMS.values()
+    ]
     assert len(set(ways)) == len(ways) == len({arm.meaning for arm in ARMS.values()})
 
 

@@ -99,7 +99,7 @@ def cold_bytes(files, ranges_of, record):
 
 @given(
     st.one_of(
-        st.sampled_from([Condition("warm"), Condition("cold")]),
+        st.sampled_from([Condition("warm"), Condition("cold"), Condition("limit")]),
         st.floats(0, 1, exclude_min=True, exclude_max=True).map(lambda share: Condition("budget", fraction=share)),
         st.integers(1, 1 << 45).map(lambda nbytes: Condition("budget", nbytes=nbytes)),
         st.integers(1, 5000).map(lambda mib: Condition("budget", nbytes=mib * MIB)),
@@ -154,7 +154,7 @@ def test_parse_errors(text, kind):
     with pytest.raises(Edge0Error) as caught:
         Condition.parse(text)
     assert caught.value.kind is kind
-    assert str(caught.value).startswith("condition: ") and "(expected warm, cold, budget:" in str(caught.value)
+    assert str(caught.value).startswith("condition: ") and "(expected warm, cold, limit, budget:" in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [{}, {"fraction": 0.5, "nbytes": 5}, {"fraction": 2.0}, {"nbytes": -1}])

@@ -76,6 +76,7 @@ def test_command_line_forms_of_ks_are_understood():
         ({"trace": 5}, ErrorKind.OPTION_INVALID),
         ({"noise_rounds": 1}, ErrorKind.OPTION_INVALID),
         ({"tab1_tiers": ["mini-35b", "unit-35b"]}, ErrorKind.OPTION_INVALID),
+        ({"peers_limits": [0.5]}, ErrorKind.OPTION_INVALID),
         ({"tab1_tiers": ["mini-35b", "unit-8b"]}, ErrorKind.OPTION_INVALID),
         ({"model": "no/such/place"}, ErrorKind.FILE_MISSING),
     ],

@@ -73,6 +73,8 @@ def loads(cold_share):
         ("warm", {"cached_after_bytes": 400 << 20}, 0.0, False, None),
         ("warm", {"cached_after_bytes": 400 << 20}, 0.1, False, "warm asked for"),
         ("warm", {"cached_after_bytes": 300 << 20}, 0.0, False, "stayed cached"),
+        ("limit", {"cached_after_bytes": 90 << 20, "memory_limit_bytes": 100 << 20}, 0.5, False, None),
+        ("limit", {"cached_after_bytes": 101 << 20, "memory_limit_bytes": 100 << 20}, 0.5, False, "than its limit"),
         ("budget:0.5", {}, 0.5, False, None),
         ("budget:0.5", {"cached_after_bytes": 150 << 20}, 0.5, False, "were cached"),
         ("budget:0.5", {"dropped": 3}, 0.5, False, "3 routed experts were dropped"),
@@ -166,6 +168,8 @@ def test_the_parts_of_a_step_add_up_and_observing_is_in_none_of_them():
         ("prerouter-mmap", ("mmap", "engine", "stack", 1, "mlx")),
         ("prerouter-stack", ("willneed", "engine", "stack", 1, "mlx")),
         ("resident", ("none", "none", "none", 1, "mlx")),
+        ("llama-cpp", ("mmap", "none", "none", 1, "llama.cpp")),
+        ("llama-cpp-repacked", ("none", "none", "none", 1, "llama.cpp")),
     ],
 )
 def test_a_run_says_how_it_reads_fills_assembles_launches_and_computes(arm, way):

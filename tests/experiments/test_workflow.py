@@ -31,6 +31,7 @@ OWN_ROWS = ("fit", "budgets", "bench", "engine", "tab1", "math", "ladder", "merg
 FINISHED = {
     **{f"{TIER}/{name}/sessions": "session.json" for name in ("tab3", "noise", "appxB", "levers")},
     f"{TIER}/resident/sessions/free": "session.json",
+    **{f"{TIER}/peers/sessions/{part}": "session.json" for part in ("warm", "limit-0.5", "limit-0.25")},
     **{f"{TIER}/predict/sessions/{part}": "session.json" for part in ("compute", "loads", "target", "cold")},
     **{f"results/box/bench/sessions/{part}": "session.json" for part in ("overlap", "resident")},
     **{f"results/box/engine/sessions/{part}": "session.json" for part in ("records-cold", "records-warm", "hot")},
@@ -165,7 +166,7 @@ def test_a_newer_session_of_table_3_makes_the_fits_table_anew(measured):
 
 
 def test_without_measuring_rows_are_taken_as_they_are_and_sessions_reused(measured):
-    targets = (*OWN_ROWS, "tab3", "tab4", "predict", "noise", "appxB", "levers", "resident")
+    targets = (*OWN_ROWS, "tab3", "tab4", "predict", "noise", "appxB", "levers", "resident", "peers")
     found = jobs(dry_run(measured, *targets, "-p", *BOX, "remeasure=false", "bench_rounds=7", "fit_loads=9"))
     assert set(targets) <= set(found)
     for rule in measuring(found):
@@ -192,6 +193,7 @@ def test_what_was_asked_for_is_measured_anew_and_old_rows_are_no_output(measured
         ("appxB", "unit-35b/appxB"),
         ("levers", "unit-35b/levers"),
         ("resident", "unit-35b/resident"),
+        ("peers", "unit-35b/peers"),
         ("reuse", "unit-35b/reuse"),
         ("predict", "unit-35b"),
         ("tab1", "tab1"),
@@ -211,16 +213,45 @@ def test_a_ledger_without_measuring_is_of_what_is_there(workflow):
 
 
 def test_everything_lands_below_the_folder_of_results_that_is_named(workflow):
-    targets = ("tab3", "claims", "report", "compare", "predict", "tab1", "bench", "engine", "regress", *OWN_ROWS)
+    targets = (
+        "tab3",
+        "claims",
+        "report",
+        "compare",
+        "predict",
+        "tab1",
+        "bench",
+        "engine",
+        "regress",
+        "peers",
+        *OWN_ROWS,
+    )
     made = dry_run(workflow, *dict.fromkeys(targets), "-p", *BOX, "results=trials/a", "rows=experiments/config.yaml")
     outputs = re.findall(r"^ +(?:output|log): (.*)", made, flags=re.MULTILINE)
     paths = {path.removesuffix(" (update)") for line in outputs for path in line.split(", ")}
     places = {path.partition("/")[0] for path in paths}
-    assert places == {"trials", "models", ".venv-quality"}
+    assert places == {"trials", "models", ".venv-quality", ".peers"}
     assert "trials/a/compare/box+m2-16gb+m4pro-24gb/table.md" in paths
     assert "--results trials/a " in jobs(made)["compare_table"] and "--results trials/a " in jobs(made)["predict_table"]
     inputs = {path for line in re.findall(r"^ +input: (.*)", made, flags=re.MULTILINE) for path in line.split(", ")}
     assert {path for path in inputs if path.startswith("results/")} == {"results/paper/claims.yaml"}
+
+
+def test_other_engines_run_warm_and_under_every_limit_with_our_arms_first(workflow):
+    found = jobs(dry_run(workflow, "peers", "-p", *BOX, "peers_limits=[0.4]", "peers_limit_ks=[4]"))
+    assert {"peers_library", "peers_file", "peers_check", "peers_session", "peers_limited_session"} <= set(found)
+    assert (
+        " --condition warm " in found["peers_session"]
+        and " --arms ondemand prerouter resident " in found["peers_session"]
+    )
+    limited = found["peers_limited_session"]
+    assert (
+        " --condition limit " in limited
+        and " --ks 4 " in limited
+        and " --bank 0." in limited
+        and "/peers/sessions/limit-0.4/limit.json" in limited
+    )
+    assert "peers_library" in jobs(dry_run(workflow, "peers-lib", *BOX))
 
 
 def test_appendix_b_and_the_stock_model_are_measured_at_the_largest_k_that_is_asked_for(workflow):
