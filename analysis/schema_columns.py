@@ -21,7 +21,7 @@ reader text -: How experts are read: pread, willneed (advice first), mmap, direc
 fill text -: Who fills memory: readers, engine (its own thread), or none (all in memory, or another engine).
 assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident, another engine).
 launch_groups integer groups: Groups of layers that a step is launched in.
-kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT (own, by 8-bit or fp32 activations).
+kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT (8-bit or fp32 activations), llama.cpp.
 trace text -: File of routes that was replayed, empty where the model routed.
 tok_s number? tokens/s: Timed steps over the sum of their step_ms.
 timed_steps integer? steps: Decode steps that were timed.

@@ -36,6 +36,7 @@ LISTS = (
     "quality_tiers",
     "peers_limits",
     "peers_limit_ks",
+)
 NULLABLE = (  # or boolean: on the command line both arrive as text
     *("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"),
     *("launch_groups", "reader_threads"),

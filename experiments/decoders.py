@@ -49,7 +49,13 @@ def way_of(arm: Arm, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if arm.resident or arm.peer:
         reader = "mmap" if arm.peer == "mapped" else "none"
-        return {"reader": reader, "fill": "none", "assembly": "none", "launch_groups": 1, "kernels": "llama.cpp" if arm.peer else MLX}
+        return {
+            "reader": reader,
+            "fill": "none",
+            "assembly": "none",
+            "launch_groups": 1,
+            "kernels": "llama.cpp" if arm.peer else MLX,
+        }
     engine = EngineOptions(**{**options, **arm.options})
     explicit = "willneed" if engine.advise else "pread"
     return {
