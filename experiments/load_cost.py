@@ -31,7 +31,7 @@ from rich.progress import track
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.reader import Target, fill
+from edge0.streaming.reader import Target, fill, parts
 from edge0.streaming.source import DirectSource, FaultSource, PreadSource, Source
 from edge0.telemetry.pagecache import PAGE_BYTES, FilePages, thread_device_bytes
 from edge0.tiers import read_config
@@ -106,13 +106,13 @@ class Storage:
     def load(self, way: str, layer: int, expert: int) -> dict[str, int]:
         """Read one expert; what it took. On Linux device bytes are those that this thread made the device deliver."""
         source, ranges = self._sources[way], self.layout.ranges(layer, expert)
-        targets, scratch = iter(self._targets), memoryview(b"")
+        pieces, scratch = parts(ranges, self._targets), memoryview(b"")
         device = thread_device_bytes()
         start = time.perf_counter_ns()
         if way == WILLNEED:
             source.advise(ranges)
         advised = time.perf_counter_ns()
-        for piece in ranges:
+        for piece, targets in pieces:
             fill(source, piece, targets, scratch)
         end = time.perf_counter_ns()
         moved = thread_device_bytes() - device
@@ -141,10 +141,10 @@ class Storage:
         whole = sum(span.nbytes for span in spans)
         for _ in range(TRIES):
             self._faults.unmap()
-            for path, parts in by_file(spans).items():
-                self._files[path].evict(parts)
-            for path, parts in by_file(warm).items():
-                self._files[path].warm(parts)
+            for path, pieces in by_file(spans).items():
+                self._files[path].evict(pieces)
+            for path, pieces in by_file(warm).items():
+                self._files[path].warm(pieces)
             found = self._state(layer, expert, spans)
             if abs(found["cold_page_bytes"] - cold_bytes) <= NEAR * whole:
                 return found

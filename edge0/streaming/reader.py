@@ -171,16 +171,16 @@ class Work:
         if self._advise and records[0].expert != WHOLE:  # long reads are read ahead by the kernel
             self._source.advise([piece for load in loads for piece in load.ranges])
             records[0].advise_ns = time.monotonic_ns() - records[-1].start_ns
-        for piece, targets in merged(loads) if len(loads) > 1 else parts(loads[0]):
+        for piece, targets in merged(loads) if len(loads) > 1 else parts(loads[0].ranges, loads[0].targets):
             fill(self._source, piece, targets, memoryview(self._scratch))
         self._recorder.finish(*records)
 
 
-def parts(load: Load) -> list[tuple[ByteRange, list[Target]]]:
+def parts(ranges: Sequence[ByteRange], targets: Sequence[Target]) -> list[tuple[ByteRange, list[Target]]]:
     """Each range of a load with the targets that it fills."""
     found: list[tuple[ByteRange, list[Target]]] = []
-    rest = iter(load.targets)
-    for piece in load.ranges:
+    rest = iter(targets)
+    for piece in ranges:
         own, left = [], piece.nbytes
         while left > 0:
             target = next(rest, None)
@@ -197,7 +197,7 @@ def parts(load: Load) -> list[tuple[ByteRange, list[Target]]]:
 def merged(loads: Sequence[Load]) -> list[tuple[ByteRange, list[Target]]]:
     """The parts of some loads in the order of the file; those that lie end to end there are one range."""
     found: list[tuple[ByteRange, list[Target]]] = []
-    every = [part for load in loads for part in parts(load)]
+    every = [part for load in loads for part in parts(load.ranges, load.targets)]
     for piece, targets in sorted(every, key=lambda part: (part[0].path, part[0].offset)):
         last = found[-1][0] if found else None
         if last is not None and (last.path, last.offset + last.nbytes) == (piece.path, piece.offset):
