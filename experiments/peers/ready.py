@@ -7,13 +7,18 @@ library was not built or the model has no file, of which the two documents say w
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edge0.tiers import find_tier
+from experiments.architecture import floor_share
 from experiments.arms import ARMS
+from experiments.config import Workflow
 
 
 def arguments(library: Mapping[str, Any], file: Mapping[str, Any]) -> str:
@@ -22,6 +27,21 @@ def arguments(library: Mapping[str, Any], file: Mapping[str, Any]) -> str:
         return ""
     arms = [name for name, arm in ARMS.items() if arm.peer]
     return shlex.join([*arms, "--gguf", file["gguf"], "--peers", library["folder"]])
+
+
+def was_built(document: Path) -> bool:
+    """Whether a library's document says that it was built; one that could not be is tried again by every call."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads(document.read_text(encoding="utf-8"))["built"])
+    return False
+
+
+def limited_arguments(workflow: Workflow, k: int) -> str:
+    """Arguments of a session under a limit on the whole process: the smallest bank that serves K, since what the limit
+    leaves beside it is page cache."""
+    model = find_tier(workflow.name) if workflow.synthesised else Path(workflow.model)
+    bank = min(math.ceil(floor_share(model, k) * 1e4) / 1e4, 1.0)
+    return workflow.session_arguments(condition="limit", ks=[k], bank=bank, lora=False, trace=None)
 
 
 def main() -> int:

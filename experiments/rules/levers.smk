@@ -3,7 +3,9 @@ LEVERS = f"{RESULTS}/levers"
 LEVERS_RECORDS = config.get("records") or (
     f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
 )
-LEVERS_RECALL = 0.8  # of the advice: a share of it is wrong, as it would be of a trained head
+LEVERS_RECALL = (
+    0.8  # of the advice: a share of it is wrong, as it would be of a trained head
+)
 LEVERS_ARMS = [
     "ondemand-hot",
     "ondemand-hot-direct",

@@ -1,10 +1,6 @@
 # Other engines beside ours, each an arm of one session: warm, and under enforced limits on the whole process.
 # Their packages and files lie in a folder of their own, made when it is asked for; where that fails, a document says why.
-import json
-import math
-
-from edge0.tiers import find_tier
-from experiments.architecture import floor_share
+from experiments.peers.ready import limited_arguments, was_built
 
 PEERS = WORKFLOW.values["peers_folder"]
 PEER_FILES = f"{PEERS}/{WORKFLOW.name}"
@@ -22,24 +18,6 @@ localrules:
     peers,
 
 
-def limited_arguments(wildcards):
-    """Of the session under a limit: its K and the smallest bank that serves it; what the limit leaves beside is page cache."""
-    k = PEER_LIMITS[wildcards.share]
-    model = find_tier(WORKFLOW.name) if WORKFLOW.synthesised else Path(WORKFLOW.model)
-    bank = math.ceil(floor_share(model, k) * 1e4) / 1e4
-    return WORKFLOW.session_arguments(
-        condition="limit", ks=[k], bank=min(bank, 1.0), lora=False, trace=None
-    )
-
-
-def try_again(wildcards):
-    """A library that could not be built is tried again by every call; one that was built stays."""
-    with suppress(OSError, ValueError):
-        if json.loads(Path(f"{PEERS}/library.json").read_text())["built"]:
-            return "built"
-    return STARTED
-
-
 rule peers_library:
     output:
         f"{PEERS}/library.json",
@@ -52,7 +30,9 @@ rule peers_library:
     params:
         python=sys.executable,
         folder=f"{PEERS}/packages",
-        tried=try_again,
+        tried=lambda wildcards: (
+            "built" if was_built(Path(f"{PEERS}/library.json")) else STARTED
+        ),
     shell:
         "{params.python} -m experiments.peers.library {params.folder:q} {output:q} > {log:q}"
 
@@ -62,9 +42,9 @@ rule peers_file:
         model=lambda wildcards: ancient(WORKFLOW.model),
         library=f"{PEERS}/library.json",
     output:
-        PEER_FILES + "/{kind}.json",
+        f"{PEER_FILES}/{{kind}}.json",
     log:
-        PEER_FILES + "/logs/{kind}.log",
+        f"{PEER_FILES}/logs/{{kind}}.log",
     wildcard_constraints:
         kind="q4_0|q4_1",
     conda:
@@ -157,7 +137,9 @@ rule peers_limited_session:
         root=subpath(output.session, parent=True),
         arms=OUR_PEERS,
         timeout=LIMITED_TIMEOUT_S,
-        session=limited_arguments,
+        session=lambda wildcards: limited_arguments(
+            WORKFLOW, PEER_LIMITS[wildcards.share]
+        ),
         started=STARTED,
     shell:
         # Where no limit can be enforced, limit.json says why and there is no session.
