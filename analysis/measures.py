@@ -23,6 +23,7 @@ READS_GOAL = 2.5
 TTFT_GOAL = 3.0
 SHORT_PROMPT = 27  # tokens
 GROWTH_GOAL_MIB = 4.0
+KERNELS_GOAL = 8.0
 
 
 def overlap_measures(session: Session) -> list[Measure]:
@@ -70,6 +71,32 @@ def reads_measures(path: Path) -> list[Measure]:
     passed = bool(ratio.ratio >= READS_GOAL)
     goal = f">= {READS_GOAL:.2f}"
     return [row(_place(about), "reads.fault_ratio", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)]
+
+
+def kernels_measures(path: Path) -> list[Measure]:
+    """A decode step with MLX's own operations over one with own kernels, all experts in memory, paired by round; `path`
+    is the kernels.json of the rows. Where no kernels were built there is nothing to compare.
+
+    Raises ValueError, one line, when the files are not readable.
+    """
+    about = read_json(path)
+    rows = pd.read_parquet(path.with_suffix(".parquet"))
+    place, times = _place(about), rows.pivot(index="round", columns="kernels", values="step_ms")
+    measures = []
+    for name in sorted(set(times) - {"mlx"}):
+        own, kind = rows[rows.kernels == name], name.partition("-")[0]
+        ratio = paired_ratio(times["mlx"].to_numpy(), times[name].to_numpy())
+        inside = own.filter(regex="_ms$").drop(columns=["step_ms", "cpu_ms"]).sum(axis=1)
+        note = (
+            f"{name}, {own.threads.iloc[0]} threads, n={ratio.n}; median {times['mlx'].median():.1f} against "
+            f"{times[name].median():.1f} ms per step, of it {inside.median():.1f} ms in kernels; "
+            f"{own.loads.sum()} experts read"
+        )
+        judged = kind == "int8"
+        goal, passed = (f">= {KERNELS_GOAL:.0f}", bool(ratio.ratio >= KERNELS_GOAL)) if judged else ("", None)
+        name = f"kernels.{kind}.step_ratio.k{about['k']}"
+        measures.append(row(place, name, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note))
+    return measures
 
 
 def _place(about: dict[str, Any]) -> Place:
@@ -224,6 +251,7 @@ KINDS: dict[str, Callable[[Path], list[Measure]]] = {
     "overlap": from_session(overlap_measures),
     "resident": from_session(resident_measures),
     "reads": lambda path: reads_measures(named(path, "reads.json")),
+    "kernels": lambda path: kernels_measures(named(path, "kernels.json")),
     "layout": from_session(layout_measures),
     "hot": from_session(hot_measures),
     "prefill": lambda path: prefill_measures(named(path, "prefill.json")),

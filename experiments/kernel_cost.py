@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from edge0 import Engine, EngineOptions
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.kernels.choice import kernel_name
+from edge0.kernels.library import load
 from edge0.tiers import read_config
 from experiments.alone import alone
 from experiments.publish import publish, run_command
 
 PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "dense", "combine")
 PROMPT_TOKENS = 8
+WAYS = ("mlx", "int8", "exact")
 
 
 class Way:
@@ -58,7 +61,7 @@ class Way:
         return row | {f"{part}_ms": spent[f"edge0_{part}"] / len(self._tokens) / 1e6 for part in PARTS}
 
 
-def measure(model: Path, ways: list[str], k: int, threads: int, steps: int, rounds: int, seed: int) -> pd.DataFrame:
+def measure(model: Path, ways: Sequence[str], k: int, threads: int, steps: int, rounds: int, seed: int) -> pd.DataFrame:
     """A row for each way and round, in the order in which they ran."""
     config = read_config(model)
     everything = ExpertLayout.of(CheckpointIndex.open(model), config).total_bytes * 2  # scales of 32 bits fit as well
@@ -85,7 +88,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.kernel_cost", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--kernels", nargs="+", choices=("mlx", "int8", "exact"), default=["mlx", "int8", "exact"])
+    parser.add_argument(
+        "--kernels", nargs="+", choices=WAYS, help="default: mlx, and where they are built int8 and exact"
+    )
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
@@ -96,8 +101,8 @@ def main() -> int:
     @alone("the kernels")
     def command() -> None:
         given = options.k, options.threads, options.steps, options.rounds, options.seed
-        rows = measure(options.model, options.kernels, *given)
-        publish(options.out, "kernels", rows, options.model, {"model": options.model.name})
+        rows = measure(options.model, options.kernels or WAYS[: 3 if load().loaded else 1], *given)
+        publish(options.out, "kernels", rows, options.model, {"model": options.model.name, "k": options.k})
 
     return run_command(command)
 

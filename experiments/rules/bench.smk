@@ -82,6 +82,27 @@ rule bench_reads:
         "{params.python} -m experiments.read_cost {input.model:q} {params.out:q} --threads {params.threads} > {log:q}"
 
 
+rule bench_kernels:
+    input:
+        model=lambda wildcards: to_measure(
+            "models/mini-35b", f"{BENCH}/sessions/kernels", "kernels.json"
+        ),
+    output:
+        f"{BENCH}/sessions/kernels/latest.json",
+    log:
+        f"{BENCH}/logs/kernels.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        out=subpath(output[0], parent=True),
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.kernel_cost {input.model:q} {params.out:q} > {log:q}"
+
+
 rule bench_measures:
     input:
         overlap=f"{BENCH}/sessions/overlap/latest.json",
@@ -89,10 +110,14 @@ rule bench_measures:
         reads=lambda wildcards: measured(
             f"{BENCH}/sessions/reads", "reads.json", "bench"
         ),
+        kernels=lambda wildcards: measured(
+            f"{BENCH}/sessions/kernels", "kernels.json", "bench"
+        ),
     output:
         overlap=f"{BENCH}/measures/overlap.json",
         resident=f"{BENCH}/measures/resident.json",
         reads=f"{BENCH}/measures/reads.json",
+        kernels=f"{BENCH}/measures/kernels.json",
     log:
         f"{BENCH}/logs/measures.log",
     conda:
@@ -100,10 +125,11 @@ rule bench_measures:
     params:
         python=sys.executable,
     shell:
-        "for kind in overlap resident reads; do "
+        "for kind in overlap resident reads kernels; do "
         "case $kind in overlap) from={input.overlap}; to={output.overlap};; "
         "resident) from={input.resident}; to={output.resident};; "
-        "reads) from={input.reads}; to={output.reads};; esac; "
+        "reads) from={input.reads}; to={output.reads};; "
+        "kernels) from={input.kernels}; to={output.kernels};; esac; "
         "{params.python} -m analysis.measures $kind $from $to; done > {log:q}"
 
 
@@ -130,6 +156,7 @@ rule bench_table:
         f"{BENCH}/measures/overlap.json",
         f"{BENCH}/measures/resident.json",
         f"{BENCH}/measures/reads.json",
+        f"{BENCH}/measures/kernels.json",
     output:
         csv=f"{BENCH}/bench.csv",
         table=f"{BENCH}/table.md",

@@ -47,6 +47,34 @@ def write_rows(folder, name, rows):
     return folder / f"{name}.json"
 
 
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def kernel_rows(times):
+    """One row for each way and round; an own kernel's step has 2 ms in kernels."""
+    return [
+        {"round": number, "kernels": name, "k": 4, "threads": 2, "loads": 0, "step_ms": ms, "cpu_ms": ms}
+        | {"experts_ms": 0.0 if name == "mlx" else 1.5, "delta_ms": 0.0 if name == "mlx" else 0.5}
+        for name, series in times.items()
+        for number, ms in enumerate(series)
+    ]
+
+
+@pytest.mark.parametrize(("int8", "passed"), [([10, 11, 12], True), ([20, 21, 22], False)])
+def test_kernels_are_paired_with_mlx_by_round_and_int8_is_judged(tmp_path, int8, passed):
+    rows = kernel_rows({"mlx": [100, 120, 140], "int8-avx2": int8, "exact-avx2": [50, 60, 70]})
+    found = measured(tmp_path, "kernels", write_rows(tmp_path, "kernels", rows))
+    assert set(found) == {"kernels.int8.step_ratio.k4", "kernels.exact.step_ratio.k4"}
+    exact, judged = found["kernels.exact.step_ratio.k4"], found["kernels.int8.step_ratio.k4"]
+    assert exact.value == pytest.approx(2) and exact.passed is None and exact.goal == ""
+    assert judged.passed is passed and judged.goal == ">= 8" and judged.ci_low < judged.value < judged.ci_high
+    assert f"int8-avx2, 2 threads, n=3; median 120.0 against {int8[1]:.1f} ms per step, of it 2.0 ms" in judged.note
+
+
+def test_without_own_kernels_there_is_nothing_to_compare(tmp_path):
+    assert measured(tmp_path, "kernels", write_rows(tmp_path, "kernels", kernel_rows({"mlx": [1, 2, 3]}))) == {}
+
+
 # --- paths and layouts ---------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ FINISHED = {
     f"{TIER}/fit/sessions": "loads.json",
     f"{TIER}/budgets/sessions": "agreement.json",
     "results/box/bench/sessions/reads": "reads.json",
+    "results/box/bench/sessions/kernels": "kernels.json",
     "results/box/engine/sessions/prefill": "prefill.json",
     "results/box/engine/sessions/endurance": "endurance.json",
     "results/box/tab1/sessions/unit-35b/prefill": "prefill.json",
