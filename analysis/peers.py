@@ -53,7 +53,9 @@ HOW_TO_READ = (
     "fresh process. The engine's arms and stock mlx-lm (`resident`) read the checkpoint, without LoRA; the heads of "
     "`prerouter` come on top. llama.cpp reads a GGUF file of the same shape and the same bytes per weight.",
     "`llama-cpp` maps its file, so that what does not fit is read by page faults; `llama-cpp-repacked` is its default: "
-    "all weights copied into memory in the order that its fastest kernels want. Its own text differs, since Q4_0 is "
+    "all weights copied into memory in the order that its fastest kernels want. Files are mapped with the common "
+    "read-around window of 128 KiB where that is permitted: with a larger one it reads far more and is slower under a "
+    "limit. Its own text differs, since Q4_0 is "
     "another rounding; so do its routes, though not how many experts a token needs.",
     "A limit holds for the whole process: weights, bank, caches, interpreter and the page cache of what it reads. All "
     "start with nothing cached, and the engine has the smallest bank that serves its K. What a process that its limit "
@@ -98,7 +100,7 @@ def load(options: argparse.Namespace) -> Peers:
     sessions = {WARM: load_session(options.session)}
     sessions |= {share_name(limited): limited.session for limited in limits if limited.session is not None}
     documents = {}
-    for name, needed in (("library", "built"), ("file", "gguf"), ("check", "kind")):
+    for name, needed in (("library", "built"), ("file", "gguf"), ("check", "checks")):
         path = getattr(options, name)
         documents[name] = read_json(path)
         if not isinstance(documents[name], dict) or needed not in documents[name]:
@@ -219,14 +221,14 @@ def facts(peers: Peers) -> list[str]:
         f"llama.cpp: {versions}; {peers.library.get('system', '')}",
         f"active bytes: {ours / MIB:.1f} MiB a token of the checkpoint at K={peers.k(WARM)}, {theirs / MIB:.1f} MiB of "
         f"the GGUF file ({theirs / ours - 1:+.1%}), by arithmetic on the two files",
-        f"same model: {check_words(peers.check)}",
+        *(f"same model: {check_words(check)}" for check in peers.check["checks"]),
     ]
 
 
 def check_words(check: Mapping[str, Any]) -> str:
     """How closely llama.cpp answers as mlx-lm does on equal weights."""
     if check.get("tokens") is None:
-        return f"not checked: {check.get('reason') or 'no file'}"
+        return f"not checked on {check['kind'].upper()}: {check.get('reason') or 'no file'}"
     return (
         f"on equal weights ({check['kind'].upper()}) llama.cpp's logits lie {check['median_relative_error']:.2%} "
         f"(median of {check['tokens']} tokens; largest {max(check['relative_error']):.2%}) from mlx-lm's, correlation "

@@ -1,9 +1,10 @@
-"""Whether a GGUF file is the same model: `python -m experiments.peers.check MODEL FILE.json OUT.json`.
+"""Whether GGUF files are the same model: `python -m experiments.peers.check MODEL OUT.json FILE.json...`.
 
 Both engines answer the same tokens, one at a time: stock mlx-lm on the checkpoint, llama.cpp on the file. Of each
-position the relative error of the logits, their correlation, and whether the greedy choice is one. With a Q4_1 file the
-weights are equal, so what is left is arithmetic: llama.cpp rounds activations to 8 bits. FILE.json and OUT.json may say
-that there is no file.
+position the relative error of the logits, their correlation, and whether the greedy choice is one. With an fp32 or a
+Q4_1 file the weights are equal, so what is left is arithmetic: of Q4_1 llama.cpp multiplies activations rounded to 8
+bits, which turns a route here and there, and a wrong route changes all that follows where weights are random. A
+FILE.json may say that there is no file.
 """
 
 from __future__ import annotations
@@ -74,16 +75,18 @@ def peer(file: Path, config: ModelConfig, tokens: list[int], library: Path) -> n
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.peers.check", description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, metavar="MODEL")
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="what experiments.peers.gguf said of its file")
     parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="what experiments.peers.gguf said")
     options = parser.parse_args()
 
     def command() -> None:
-        made = json.loads(options.file.read_text(encoding="utf-8"))
-        about = {key: made[key] for key in ("kind", "reason")}
-        if made["gguf"] is not None:
-            about |= compare(options.model, Path(made["gguf"]), Path(made["library"]))
-        write_document(options.out, options.model, about)
+        checks = []
+        for path in options.files:
+            made = json.loads(path.read_text(encoding="utf-8"))
+            checks.append({key: made[key] for key in ("kind", "reason")})
+            if made["gguf"] is not None:
+                checks[-1] |= compare(options.model, Path(made["gguf"]), Path(made["library"]))
+        write_document(options.out, options.model, {"checks": checks})
 
     return run_command(command)
 

@@ -2,8 +2,10 @@
 
 KIND `q4_0` is what a peer is measured with: 4.5 bits a weight, equal to ours in bytes, on llama.cpp's fastest path; its
 values are quantised anew and differ. `q4_1` is the same model number for number (fp32 where a matrix has no 4-bit
-codes), at 5 bits: the check that names, layouts and graph are right. Beside it OUT.json says what it is, or why there
-is none: without the `gguf` package, or for a model that llama.cpp's graph is not. Also how many bytes a token needs.
+codes), at 5 bits, of which llama.cpp multiplies activations that it rounds to 8 bits. `f32` is the same without codes,
+in plain arithmetic: the check that names, layouts and graph are right, for small models. Beside it OUT.json says what
+it is, or why there is none: without the `gguf` package, for a model that llama.cpp's graph is not, or one too large.
+Also how many bytes a token needs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from experiments.peers.blocks import BLOCK, Affine, q4_1, read
 from experiments.peers.library import importable
 from experiments.publish import run_command, write_document, writing
 
-KINDS = {"q4_0": 2, "q4_1": 3}  # with GGUF's own numbers of a file's type
+KINDS = {"q4_0": 2, "q4_1": 3, "f32": 0}  # with GGUF's own numbers of a file's type
+MOST_F32_BYTES = 8 << 30
 # What leaves a machine or a model without this peer, and is no fault: no package, heads or gates unlike its graph's.
 REASONS = {ErrorKind.FILE_MISSING, ErrorKind.OPTION_INVALID, ErrorKind.LAYOUT_MALFORMED}
 
@@ -75,6 +78,8 @@ def write(model: Path, out: Path, kind: str, library: Path) -> dict[str, Any]:
         Edge0Error: whatever the checkpoint is refused for; FILE_MISSING without the `gguf` package; OUTPUT_UNWRITABLE.
     """
     config, index = read_config(model), CheckpointIndex.open(model)
+    if kind == "f32":
+        _check_size(config)
     with importable(library, "gguf") as gguf, writing(out), tempfile.TemporaryFile(dir=_folder(out)) as spool:
         partial = out.with_suffix(".partial")
         writer = gguf.GGUFWriter(partial, names.architecture(config))
@@ -120,8 +125,8 @@ def encode(
 ) -> tuple[np.ndarray, int]:
     """One tensor as the file holds it, and its type. `quantised`: the checkpoint has codes of it, so its bytes count.
 
-    Q4_1 keeps every number; where it cannot, they are fp32. Q4_0 keeps the bytes: 8-bit routers are Q8_0 and bf16 ones
-    bf16. Vectors, which no path of llama.cpp takes otherwise, are fp32 in both.
+    Q4_1 keeps every number; where it cannot, they are fp32, as all are in f32. Q4_0 keeps the bytes: 8-bit routers are
+    Q8_0 and bf16 ones bf16. Vectors, which no path of llama.cpp takes otherwise, are fp32 in all.
     """
     types = gguf.GGMLQuantizationType
     if kind == "q4_1" and isinstance(values, Affine) and values.bits == EXPERT_BITS:
@@ -134,6 +139,18 @@ def encode(
         elif names.is_router(config, name):
             chosen = types.BF16
     return (plain if chosen == types.F32 else gguf.quants.quantize(plain, chosen)), chosen
+
+
+def _check_size(config: ModelConfig) -> None:
+    """
+    Raises:
+        Edge0Error: OPTION_INVALID for a model whose weights are too many to be written as fp32.
+    """
+    matrices = (tensor.linear for tensor in checkpoint_tensors(config) if tensor.name.endswith(".weight"))
+    nbytes = 4 * sum(one.out * one.inp * (one.experts or 1) for one in matrices if one is not None)
+    if nbytes > MOST_F32_BYTES:
+        sides = {"expected": f"at most {MOST_F32_BYTES >> 30} GiB", "found": f"{nbytes >> 30} GiB"}
+        raise Edge0Error(ErrorKind.OPTION_INVALID, "too large as fp32", **sides)
 
 
 def _add(writer, key: str, value) -> None:

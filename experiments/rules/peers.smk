@@ -46,7 +46,7 @@ rule peers_file:
     log:
         f"{PEER_FILES}/logs/{{kind}}.log",
     wildcard_constraints:
-        kind="q4_0|q4_1",
+        kind="q4_0|q4_1|f32",
     conda:
         "../envs/harness.yaml"
     resources:
@@ -63,7 +63,7 @@ rule peers_file:
 rule peers_check:
     input:
         model=lambda wildcards: ancient(WORKFLOW.model),
-        file=f"{PEER_FILES}/q4_1.json",
+        files=expand(f"{PEER_FILES}/{{kind}}.json", kind=("f32", "q4_1")),
     output:
         f"{PEER_FILES}/check.json",
     log:
@@ -75,7 +75,7 @@ rule peers_check:
     params:
         python=sys.executable,
     shell:
-        "{params.python} -m experiments.peers.check {input.model:q} {input.file:q} {output:q} > {log:q}"
+        "{params.python} -m experiments.peers.check {input.model:q} {output:q} {input.files:q} > {log:q}"
 
 
 rule peers_session:

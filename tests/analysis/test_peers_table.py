@@ -11,7 +11,7 @@ from analysis import peers
 LIBRARY = {"built": True, "reason": "", "versions": {"llama-cpp-python": "0.3.36"}, "system": "AVX2 = 1"}
 ACTIVE = {"checkpoint": {"fixed": 20 << 20, "expert": 5 << 20}, "gguf": {"fixed": 21 << 20, "expert": 5 << 20}}
 FILE = {"gguf": "q4_0.gguf", "reason": "", "active": ACTIVE}
-CHECK = {
+ONE = {
     "kind": "q4_1",
     "tokens": 64,
     "relative_error": [0.01, 0.02],
@@ -19,6 +19,7 @@ CHECK = {
     "median_correlation": 0.9999,
     "same_choice": 0.97,
 }
+CHECK = {"checks": [ONE, {"kind": "f32", "reason": "too large"}]}
 KILLED = "arm llama-cpp-repacked at K=8 was killed by its limit of 300 bytes (out of memory in its group)"
 
 
@@ -100,6 +101,7 @@ def test_every_goal_is_judged_by_the_ratio_of_its_own_session(run):
 def test_bytes_a_token_needs_and_the_check_stand_above(run):
     text, _, out = run()
     assert "active bytes: 60.0 MiB a token of the checkpoint at K=8, 61.0 MiB of the GGUF file (+1.7%)" in text
+    assert "same model: not checked on F32: too large" in text
     assert "on equal weights (Q4_1) llama.cpp's logits lie 1.00%" in text and "largest 2.00%" in text
     summary = pd.read_csv(out / "summary.csv").set_index(["memory", "arm"])
     assert summary.loc[("warm", "ondemand"), "active_gb_s"] == pytest.approx(10 * 60 * 2**20 / 1e9, rel=1e-4)
@@ -117,7 +119,7 @@ def test_a_library_that_was_not_built_is_a_reason_in_every_place(run):
     reason = "pip could not build it: no compiler"
     library = {"built": False, "reason": reason}
     file = {"gguf": None, "reason": "no gguf"}
-    text, goals, _ = run(library=library, file=file, check={"kind": "q4_1", "reason": "no gguf"})
+    text, goals, _ = run(library=library, file=file, check={"checks": []})
     assert f"llama.cpp: not measured: {reason}" in text
     assert reason in goals["peers.50%.ondemand_over_llama-cpp"].note
 
