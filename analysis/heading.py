@@ -14,11 +14,17 @@ def guest_cold(lower_cache: str | None) -> list[str]:
     return [GUEST_COLD] if lower_cache == "suspected" else []
 
 
+def own_kernels(*sessions: Session) -> list[str]:
+    """A fact where some of our runs were not computed by MLX's operations."""
+    used = {name for session in sessions for name in session.runs.get("kernels", ())} - {"mlx", "llama.cpp"}
+    return [f"kernels: {', '.join(sorted(used))}, in place of MLX's operations"] if used else []
+
+
 def heading(facts: Iterable[str], *sessions: Session) -> list[str]:
-    """The facts as a list, then a line for each session that drifted: what is made of it is no verdict."""
+    """The facts and own kernels as a list, then a line for each session that drifted: what it gives is no verdict."""
     drifted = [
         f"**Session {session.name} has no verdict: the machine drifted. Its ratios are shown, not claimed.**"
         for session in sessions
         if session.drift().void_verdict
     ]
-    return ["\n".join(f"- {fact}" for fact in facts), *drifted]
+    return ["\n".join(f"- {fact}" for fact in (*facts, *own_kernels(*sessions))), *drifted]

@@ -31,6 +31,18 @@ def test_each_session_that_drifted_is_named_and_no_other(tmp_path):
     assert facts == "- machine: a\n- tier: b" and len(lines) == 1 and "Session s2 has no verdict" in lines[0]
 
 
+def test_own_kernels_are_a_fact_of_whatever_was_computed_by_them(tmp_path):
+    def own(frames, info):
+        frames["runs"]["kernels"] = ["int8-avx2"] + ["mlx"] * (len(frames["runs"]) - 1)
+
+    plain, other = (
+        load_session(make_session(tmp_path / name, name=name, change=change))
+        for name, change in (("s1", None), ("s2", own))
+    )
+    assert heading(["tier: b"], plain, other) == ["- tier: b\n- kernels: int8-avx2, in place of MLX's operations"]
+    assert heading(["tier: b"], plain) == ["- tier: b"]
+
+
 @pytest.mark.parametrize("table", [tab3, tab4, memory])
 def test_tables_of_a_session_say_the_same_facts_and_that_it_drifted(table, tmp_path, capsys):
     session = make_session(tmp_path / "session", change=drift)
