@@ -42,7 +42,15 @@ def test_a_signal_ends_it_after_the_step_under_way(number, capsys):
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_ends_it_at_once():
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background is deaf to SIGINT; these tests are not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_ends_it_at_once(interruptible):
     with pytest.raises(KeyboardInterrupt), watching.watching("heads", 9):
         signal.raise_signal(signal.SIGINT)  # to this thread: two that are sent to the process may arrive as one
         signal.raise_signal(signal.SIGINT)
