@@ -131,7 +131,7 @@ def _order(claim: Claim, ladder: Ladder, other: str, where: Mapping[str, str]) -
     sign, said = decided("heads first", exact, entropy)
     said += f" at {ORDER_CONFIDENCE:.2%}"
     status = {1: Status.HOLDS, -1: Status.FAILS, 0: Status.NOT_TESTABLE}[sign]
-    ours = f"{exact.text('+.1f')} points, {entropy.text('+.4f')} nats"
+    ours = f"{exact.text('+.1f')} points, {entropy.text('+.4f')} nats, at {ORDER_CONFIDENCE:.2%}"
     sides = ((PHASE2, first), (other, later), (UNTRAINED, Side(UNTRAINED, ladder.k)))
     shares = {name: recalled(ladder, side, exact.seeds).value / 100 for name, side in sides}
     recall = ", ".join(f"{name} {value:.2f}" for name, value in shares.items())

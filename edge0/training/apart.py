@@ -1,4 +1,4 @@
-"""Whether what is trained holds what is kept for evaluation: questions compared word by word, white space left out.
+"""Whether what is trained holds what is kept for evaluation: questions compared by words, white space and case aside.
 
 A question also counts where it stands inside a longer text, from the beginning of a word to the end of one; only a
 single word must be all there is, since any text may hold one by chance. A question that was worded anew, or translated,
@@ -17,8 +17,8 @@ WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+|\S")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Runs of letters and digits, and every other character that is no white space."""
-    return tuple(WORD.findall(text))
+    """Runs of letters and digits without their case, and every other character that is no white space."""
+    return tuple(WORD.findall(text.casefold()))
 
 
 class Questions:

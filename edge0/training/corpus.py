@@ -2,7 +2,7 @@
 
 A line is `{"messages": [{"role": ..., "content": ...}, ...]}`, whose last message is the answer that is trained, or
 `{"text": ...}`, of which every token is. A broken line is named; it is skipped only on demand, and counted. What is
-kept for evaluation never enters training: neither as the prompt of a chat nor inside a text (`apart` says how they are
+kept for evaluation never enters training: neither inside what a user says nor inside a text (`apart` says how they are
 compared). A chat whose answer merely quotes a question is not looked into.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from edge0.checkpoint.strict import shown
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.serving.vocabulary import Vocabulary
-from edge0.training.apart import Questions, words
+from edge0.training.apart import Questions
 from edge0.training.files import partial_of, writing
 
 SHOWN_LINES = 5  # broken lines that an error names
@@ -40,9 +40,14 @@ class Sample:
     messages: tuple[Mapping[str, str], ...] = ()
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """Everything that a user says in it; of a text all of it."""
+        return tuple(one["content"] for one in self.messages if one["role"] == "user") or (self.prompt,)
+
+    @property
     def question(self) -> str:
-        """What a text would hold of it: the longest message of a user, or a text itself."""
-        return max((one["content"] for one in self.messages if one["role"] == "user"), key=len, default=self.prompt)
+        """What other samples may not hold of it: the longest message of a user, or a text itself."""
+        return max(self.asked, key=len)
 
 
 @dataclass(frozen=True)
@@ -80,18 +85,13 @@ class Corpus:
     texts: int = 0
 
     def check_apart(self, kept: Corpus) -> None:
-        """That no chat of this corpus has a prompt, and no text holds a question, of those `kept` for evaluation.
+        """That nothing which this corpus asks, and no text of it, holds a question of those `kept` for evaluation.
 
         Raises:
             Edge0Error: CORPUS_INVALID.
         """
-        prompts = {words(sample.prompt) for sample in kept.samples}
         questions = Questions(sample.question for sample in kept.samples)
-        shared = [
-            sample
-            for sample in self.samples
-            if (words(sample.prompt) in prompts if sample.messages else questions.stands_in(sample.prompt))
-        ]
+        shared = [sample for sample in self.samples if any(map(questions.stands_in, sample.asked))]
         if shared:
             raise Edge0Error(
                 ErrorKind.CORPUS_INVALID,

@@ -46,6 +46,9 @@ GROUPS: tuple[tuple[float, Mapping[str, int]], ...] = (
 )
 SOURCE = "edge0 train base"
 KEPT = "name what `edge0 train base` wrote"
+TOKENIZER = (
+    "tokenizer"  # in a kept file's metadata and a checkpoint's: sha256 of the tokenizer.json that it speaks through
+)
 ORIGINAL = "original_sha256"  # in a checkpoint's metadata: the kept file that it was quantised from
 
 
@@ -154,7 +157,7 @@ def keep(student: Student, path: Path, tier: Tier, seed: int, folder: Path) -> N
         Edge0Error: OUTPUT_UNWRITABLE.
     """
     arrays = {name: value.astype(mx.bfloat16) for name, value in weights_of(student).items()}
-    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), "tokenizer": sha256(folder / "tokenizer.json")}
+    about = {"source": SOURCE, "tier": tier.name, "seed": str(seed), TOKENIZER: sha256(folder / "tokenizer.json")}
     save_arrays(path, arrays, {"format": "mlx", **about})
 
 
@@ -176,7 +179,7 @@ def write(kept: Path, directory: Path) -> Path:
     weights = kept_weights(kept)
     config = config_of(tier, directory)
     _check_weights(Student.of(models.build(config, directory, streamed=False), config, TEACHER_K), weights, kept)
-    about = {"source": f"{SOURCE} {name} --seed {seed}", ORIGINAL: sha256(kept)}
+    about = {"source": f"{SOURCE} {name} --seed {seed}", ORIGINAL: sha256(kept), TOKENIZER: said.get(TOKENIZER, "")}
     return write_checkpoint(tier, directory, weights, about, PHRASES)
 
 
@@ -212,6 +215,21 @@ def _refuse(kept: Path, detail: str, expected: object, found: object) -> NoRetur
     raise Edge0Error(ErrorKind.TRAINING_MISMATCH, detail, path=kept, expected=expected, found=found, hint=KEPT)
 
 
+def check_tokenizer(folder: Path) -> None:
+    """That a checkpoint which names its tokenizer has that one; of others nothing is known.
+
+    Raises:
+        Edge0Error: TRAINING_MISMATCH.
+    """
+    weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    if not weights.is_file():
+        return
+    said = read_header(weights).metadata.get(TOKENIZER)
+    if said is not None and said != (found := sha256(tokenizer)):
+        detail, hint = "it is not the tokenizer that the checkpoint speaks through", "quantise the kept teacher again"
+        raise Edge0Error(ErrorKind.TRAINING_MISMATCH, detail, path=tokenizer, expected=said, found=found, hint=hint)
+
+
 def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
     """The teacher of a checkpoint before it was quantised: fp32 values of the kept bf16 file.
 
@@ -226,7 +244,7 @@ def original(config: ModelConfig, kept: Path, k: int, folder: Path) -> Student:
     student = Student.of(model, config, k)
     weights = kept_weights(kept)
     _check_weights(student, weights, kept)
-    if (said := _header(kept).metadata.get("tokenizer")) != (expected := sha256(folder / "tokenizer.json")):
+    if (said := _header(kept).metadata.get(TOKENIZER)) != (expected := sha256(folder / "tokenizer.json")):
         _refuse(kept, "it speaks through another tokenizer than the checkpoint", expected, said)
     quantised_from = read_header(folder / "model.safetensors").metadata.get(ORIGINAL)
     if quantised_from != (found := sha256(kept)):

@@ -148,12 +148,13 @@ def check_different(benchmark: str, rows: Sequence[Placed], hint: str) -> None:
     Raises:
         Edge0Error: CORPUS_INVALID naming both rows.
     """
-    for part, of in (("question", _asked), (NAMED.get(benchmark, "id"), question_id)):
+    for part, of in (("question", _asked), (name := NAMED.get(benchmark, "id"), question_id)):
         first: dict[str, Placed] = {}
         for placed in rows:
             other = first.setdefault(of(benchmark, placed.row), placed)
             if other is not placed:
-                _refuse(placed, part, f"the same as in {other.place}", "each once", _shown(_heading(placed.row)), hint)
+                found = of(benchmark, placed.row) if part == name else _heading(placed.row)
+                _refuse(placed, part, f"the same as in {other.place}", "each once", _shown(found), hint)
 
 
 def _asked(benchmark: str, row: Row) -> str:

@@ -33,6 +33,7 @@ TASK = {
 CATEGORIES = ("math", "other")  # MMLU-Pro's, in turn: two, so that cutting into categories is exercised
 # The letter under which OpenCompass shows the right option of row 1, 2, 3, ... : it rotates them by the row's number.
 ROTATED = "DCBA"
+MOST = 700  # of each; some benchmark has no more distinct ones
 GPQA_FIRST = 7  # column of the question; those before it are not read
 INPUTS = (-7, 0, 1, 12, 100)  # of the functions that are asked for
 ARGUMENTS = ("N", "prompt_to_repeat", "n_start", "n_end")
@@ -44,6 +45,9 @@ def write_stand_ins(root: Path, questions: int, seed: int) -> None:
     Raises:
         Edge0Error: OPTION_INVALID when there are not so many distinct problems; OUTPUT_UNWRITABLE.
     """
+    if questions > MOST:
+        detail, expected = "option questions: not so many stand-ins can be made", f"{MOST} at most"
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected=expected, found=questions)
     chosen = {name: distinct(name, questions, seed) for name in BENCHMARKS}
     with writing(root):
         for name, found in chosen.items():

@@ -85,7 +85,7 @@ def to_measure(model, sessions, document="session.json"):
         refuse(
             Edge0Error(
                 ErrorKind.FILE_MISSING,
-                "nothing was measured yet",
+                "no raw rows of a finished measurement are here (git has the tables, not the rows)",
                 path=sessions,
                 expected=f"a finished folder with {document}",
                 found="none",

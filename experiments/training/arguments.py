@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     base = actions.add_parser("base", help="a teacher from scratch, on seeded problems")
     base.add_argument("tier", help=" or ".join(SCHEDULES))
-    base.add_argument("output", metavar="FILE", type=Path, help="new file for what was trained, in bf16")
+    base.add_argument("output", metavar="FILE", type=Path, help="new .safetensors file for what was trained, in bf16")
     base.add_argument("--seed", type=seed, default=0, help="default 0")
     steps = ", ".join(f"{schedule.steps} for {tier}" for tier, schedule in SCHEDULES.items())
     base.add_argument("--steps", type=positive, help=f"default {steps}")

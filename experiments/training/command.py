@@ -19,6 +19,8 @@ import argparse
 import dataclasses
 import json
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +31,14 @@ from experiments.training.arguments import PHASES, add_arguments
 from experiments.training.watching import showing, watching
 
 if TYPE_CHECKING:
+    from edge0.training.corpus import Corpus
     from edge0.training.phases import Task
 
 __all__ = ["HELP", "add_arguments", "run"]
 HELP = "train a tiny teacher, prerouter heads and recovery LoRA"
 SOURCE = "edge0 train"  # and the phase: what an adapter says of where it comes from
 HEADS, LORA = "prerouter", "lora"
+SUFFIX = ".safetensors"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -53,6 +57,9 @@ def _base(options: argparse.Namespace) -> None:
     if tier.name not in SCHEDULES:
         expected = ", ".join(SCHEDULES)
         raise Edge0Error(ErrorKind.TIER_UNKNOWN, "not a tier to train", expected=expected, found=tier.name)
+    if output.suffix != SUFFIX:  # MLX writes no other name
+        detail, expected = "the file of a teacher", f"a name that ends in {SUFFIX}"
+        raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected=expected, found=output.name)
     if output.exists():
         raise Edge0Error(
             ErrorKind.OUTPUT_UNWRITABLE, "is there already", path=output, hint="remove it or name another file"
@@ -101,8 +108,10 @@ def _generate(options: argparse.Namespace) -> None:
     if output.resolve() == options.corpus.resolve() or output.exists() and output.samefile(options.corpus):
         detail, hint = "is the corpus that is to be read", "name another file"
         raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=output, hint=hint)
+    teacher.check_tokenizer(model)
     config, vocabulary = read_config(model), Vocabulary(model)
     asked = read_prompts(options.corpus, vocabulary, config.positions, options.skip_broken)
+    _tell_skipped(asked)
     check_writable(output)
     student = Student(model, k) if options.teacher is None else teacher.original(config, options.teacher, k, model)
     with showing(f"generate, {options.blas}", len(asked.samples)) as watch:
@@ -137,19 +146,22 @@ def _phase(options: argparse.Namespace) -> None:
     from experiments.training.records import described, named, record
 
     model, out, k = options.model, options.out or options.model, options.k
+    teacher.check_tokenizer(model)
     config, vocabulary = read_config(model), Vocabulary(model)
     corpus, held = (
         read_corpus(path, vocabulary, options.longest, options.skip_broken) for path in (options.corpus, options.held)
     )
+    for one in (corpus, held):
+        _tell_skipped(one)
     corpus.check_apart(held)
     heads, lora, files = None, None, {}
     if options.action == "heads":
         owners = _owners(config, options.first)
     else:
-        heads, owners = load_adapter(out, HEADS, k, model)
+        heads, owners = _made_before(lambda: load_adapter(out, HEADS, k, model), "heads", k)
         files["heads"] = named(_file(out, config, HEADS, k))
     if options.action == "on-policy":
-        begun = _begun(options, out, config)
+        begun = _made_before(lambda: _begun(options, out, config), "lora", k)
         lora, _ = load_adapter(begun, LORA, k, model)
         original = teacher.original(config, options.teacher, teacher.TEACHER_K, model)
         files |= {"lora": named(_file(begun, config, LORA, k)), "teacher": named(options.teacher)}
@@ -160,6 +172,11 @@ def _phase(options: argparse.Namespace) -> None:
     schedule = dataclasses.replace(
         schedule, **{name: value for name in changeable if (value := getattr(options, name)) is not None}
     )
+    if (most := len(corpus.samples)) < schedule.batch:
+        if options.batch is not None:
+            detail, expected = "option --batch", f"no more than the corpus holds, {most}"
+            raise Edge0Error(ErrorKind.OPTION_INVALID, detail, expected=expected, found=options.batch)
+        schedule = dataclasses.replace(schedule, batch=most)
     student = Student(model, k, owners)
     folder = options.folder or out / "training" / f"k{k}-{options.action}"
     with watching(f"{options.action}, {options.blas}", schedule.steps) as watch:
@@ -237,6 +254,24 @@ def _owners(config: ModelConfig, first: int | None) -> tuple[int, ...]:
         expected = f"{config.dense_layers} to {config.layers - 2}"
         raise Edge0Error(ErrorKind.OPTION_INVALID, "option --first", expected=expected, found=first)
     return tuple(range(first, config.layers - 1))
+
+
+def _made_before(load: Callable[[], Any], action: str, k: int) -> Any:
+    """What an earlier phase left; where it did not, the error says which to run."""
+    try:
+        return load()
+    except Edge0Error as error:
+        if error.kind is not ErrorKind.ADAPTER_MISSING:
+            raise
+        hint = f"run `edge0 train {action}` for K={k} first, or name its directory"
+        raise Edge0Error(
+            error.kind, error.detail, path=error.path, expected=error.expected, found=error.found, hint=hint
+        ) from error
+
+
+def _tell_skipped(corpus: Corpus) -> None:
+    if corpus.skipped:
+        print(f"{corpus.path}: {corpus.skipped} broken lines left out", file=sys.stderr)
 
 
 def _tell(path: Path, folder: Path) -> None:

@@ -101,6 +101,7 @@ class Ladder:
         if dict(config.raw) != released_config(self.tier):
             detail, hint = "option tier", "name the tier that the checkpoint is of"
             raise Edge0Error(ErrorKind.OPTION_INVALID, detail, path=model, expected=options.tier, hint=hint)
+        teacher.check_tokenizer(model)
         self.original = {k: teacher.original(config, original, k, model) for k in {options.k, teacher.TEACHER_K}}
         self.problems = held_problems(options.held)
         self.samples = tuple(teacher.sample_of(problem, self.vocabulary) for problem in self.problems)

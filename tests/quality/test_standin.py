@@ -37,7 +37,7 @@ def test_a_seed_is_one_set_of_files(tmp_path):
 
 
 def test_more_than_there_are_is_refused(refused, tmp_path):
-    refused(ErrorKind.OPTION_INVALID, lambda: write_stand_ins(tmp_path / "new", 5000, 0), "questions", "distinct")
+    refused(ErrorKind.OPTION_INVALID, lambda: write_stand_ins(tmp_path / "new", 5000, 0), "questions", "700 at most")
     assert not (tmp_path / "new").exists()
 
 

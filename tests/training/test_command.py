@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 from contextlib import contextmanager
 from itertools import islice
@@ -186,6 +187,7 @@ def test_broken_lines_are_named_counted_and_skipped_on_demand(place, capsys):
     refusal(capsys, phase(place, "heads", corpus="broken"), f"2 of {LINES + 2} lines", "line 9", "--skip-broken")
     folder = place / "skipped"
     assert phase(place, "heads", "--skip-broken", "--folder", folder, "--out", place, corpus="broken") == 0
+    assert "broken.jsonl: 2 broken lines left out" in capsys.readouterr().err
     assert json.loads((folder / "card.json").read_text())["corpus"]["skipped_lines"] == 2
 
 
@@ -215,6 +217,17 @@ def test_a_teacher_of_another_model_or_tokenizer_is_refused(place, headed, capsy
     refusal(capsys, phase(place, "on-policy", *out, tmp_path / "none"), tmp_path / "none", "`edge0 train base`")
 
 
+def test_another_tokenizer_than_the_checkpoints_own_is_refused(place, capsys, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(place / "model", model, ignore=shutil.ignore_patterns("artifacts", "training"))
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"0": 15', '"0": 16').replace('"1": 16', '"1": 15'))
+    given = [model, place / "corpus.jsonl", "--held", place / "held.jsonl", "--k", 4]
+    refusal(capsys, main(["train", "heads", *map(str, given)]), tokenizer, "not the tokenizer", digest(tokenizer))
+    generate = ["train", "generate", model, place / "corpus.jsonl", tmp_path / "said.jsonl"]
+    refusal(capsys, main([*map(str, generate)]), tokenizer, "not the tokenizer")
+
+
 def test_what_cannot_be_quantised_is_named(place, capsys, tmp_path):
     def quantise(path):
         return main(["train", "quantise", str(path), str(tmp_path / "model")])
@@ -241,7 +254,10 @@ def test_bad_input_is_one_line(place, capsys, tmp_path):
     refusal(capsys, main(["train", "base", tier.name, str(tmp_path / "x")]), "tiny-35b", tier.name)
     refusal(capsys, main(["train", "base", "tiny-35b", str(place / "teacher.safetensors")]), "is there already")
     refusal(capsys, phase(place, "heads", "--first", 5, "--out", tmp_path), "--first", "0 to 4")
-    refusal(capsys, phase(place, "lora", "--out", tmp_path), "no prerouter adapter for K=4")
+    without_heads = phase(place, "lora", "--out", tmp_path)
+    refusal(capsys, without_heads, "no prerouter adapter for K=4", "run `edge0 train heads` for K=4 first")
+    refusal(capsys, phase(place, "heads", "--batch", LINES + 1, "--out", tmp_path), "--batch", str(LINES))
+    refusal(capsys, main(["train", "base", "tiny-35b", str(tmp_path / "teacher.st")]), "ends in .safetensors")
     refusal(capsys, phase(place, "heads", corpus="absent"), "absent.jsonl")
 
 

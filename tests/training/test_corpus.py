@@ -92,7 +92,12 @@ KEPT = [chat("copy  abcd", "abcd"), chat("12+34=", "46"), chat("yes", "no"), {"t
 @pytest.mark.parametrize(
     "line",
     [
-        chat(" copy abcd\n", "other"),
+        *(
+            chat(asked, "other")
+            for asked in (" copy abcd\n", "Copy ABCD", "Please answer: copy abcd", "12+34=\nThanks.")
+        ),
+        {"messages": [{"role": "system", "content": "Be brief."}, *chat("copy abcd", "x")["messages"]]},
+        {"messages": [*chat("Hello there", "Hello.")["messages"], *chat("copy abcd", "x")["messages"]]},
         *texts("copy abcd abcd", "first: copy\tabcd", "He asked '12 + 34=' and left.", "12+34=46"),
         *texts("yes", "all: All of a text."),
     ],
@@ -107,7 +112,11 @@ def test_white_space_and_company_do_not_hide_a_question(tmp_path, vocabulary, re
 def test_other_words_are_another_question(tmp_path, vocabulary):
     held = read_corpus(written(tmp_path, *KEPT), vocabulary, 100)
     (tmp_path / "other").mkdir()
-    lines = [chat("copy abcde", "x"), *texts("copy abcde", "112+34=", "photocopy abcd", "oh yes!", "All of a texture.")]
+    lines = [
+        chat("copy abcde", "x"),
+        chat("yes, but why?", "copy abcd"),
+        *texts("copy abcde", "112+34=", "photocopy abcd", "oh yes!", "All of a texture."),
+    ]
     read_corpus(written(tmp_path / "other", *lines), vocabulary, 100).check_apart(held)
 
 
