@@ -75,10 +75,14 @@ def run(options: argparse.Namespace) -> None:
 
 def engine_defaults(checkpoint: Path) -> dict[str, int]:
     """Fields of `EngineOptions` that were chosen on this machine for a checkpoint of this shape; the command line takes
-    them. Raises Edge0Error for a directory that is no checkpoint."""
+    them. None where the harness's packages, which read machine files, are not installed. Raises Edge0Error for a
+    directory that is no checkpoint."""
     from edge0.tiers import read_config
-    from experiments.host.calibration import chosen
 
+    try:
+        from experiments.host.calibration import chosen
+    except ModuleNotFoundError:
+        return {}
     return chosen(read_config(checkpoint))
 
 

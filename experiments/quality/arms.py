@@ -195,6 +195,7 @@ class ServerArm:
 
     def __init__(self, served: Served):
         serve = ["serve", served.model, "--port", "0", "--k", str(served.k), "--request-seconds", "86400"]
+        serve += ["--kernels", served.options.kernels]
         serve += [] if served.heads else ["--prerouter", "off"]
         serve += [] if served.lora else ["--no-lora"]
         command = [sys.executable, "-m", "experiments.child", str(os.getpid()), "-m", "edge0.cli", *serve]

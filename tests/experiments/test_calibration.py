@@ -1,6 +1,7 @@
 """The calibration of `edge0 doctor`: what is chosen, where it is kept, and who takes it from there."""
 
 import dataclasses
+import sys
 
 import pytest
 import yaml
@@ -88,3 +89,10 @@ def test_a_calibration_needs_a_checkpoint(refused):
     options = command_parser().parse_args(["doctor", "--calibrate"])
     refused(ErrorKind.OPTION_INVALID, lambda: doctor.run(options), "name a checkpoint")
     assert main(["doctor", "--calibrate"]) == 2
+
+
+def test_without_the_harness_packages_there_are_no_defaults_and_no_error(monkeypatch, checkpoints):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    for name in ("calibration", "machine_file"):
+        monkeypatch.delitem(sys.modules, f"experiments.host.{name}", raising=False)
+    assert doctor.engine_defaults(checkpoints["unit-35b"]) == {}
