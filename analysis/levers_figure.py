@@ -52,7 +52,7 @@ def draw(session: Session, k: int, bars: Sequence[tuple[str, str, Ratio, str]]) 
         if not math.isnan(ratio.ci_low):
             axes.plot([ratio.ci_low, ratio.ci_high], [place, place], color=color, linewidth=1.8)
         axes.plot(ratio.ratio, place, marker, color=color, markeredgecolor="black", markersize=6)
-        words = f"{ratio.ratio:.2f}x, {verdict}"
+        words = f"{ratio.ratio:.2f}x, {verdict.partition(':')[0]}"  # the reason stands below the figure
         axes.annotate(
             words, (1.01, place), xycoords=axes.get_yaxis_transform(), va="center", fontsize=8, annotation_clip=False
         )
