@@ -24,9 +24,11 @@ from analysis.rows import (
     Session,
     load_session,
     markdown_table,
-    paired,
+    pair_ratios,
+    planned,
     publishing,
     run_command,
+    the_k,
     write_tables,
 )
 from analysis.statistics import median_spread
@@ -119,20 +121,14 @@ def summary(session: Session) -> pd.DataFrame:
 
     Raises ValueError for an arm that appendix B does not have, or for more than one K.
     """
-    planned = session.all_runs[session.all_runs["role"] == "arm"]
-    strange = sorted(set(planned["arm"]) - set(ARMS))
-    if strange:
-        raise ValueError(f"session {session.name}: arm {strange[0]!r} is not one of {', '.join(ARMS)}")
-    ks = sorted(set(planned["k"]))
-    if len(ks) > 1:
-        raise ValueError(f"session {session.name}: expected one K, found {', '.join(map(str, ks))}")
+    every, k = planned(session, ARMS), the_k(session)
     means, rows = step_means(session), []
-    for arm, runs in planned.groupby("arm"):
+    for arm, runs in every.groupby("arm"):
         valid = runs[~runs["void"]]
         speed, own = median_spread(valid["tok_s"]), means.reindex(valid["run_id"])
         row = {
             "arm": arm,
-            "k": ks[0],
+            "k": k,
             "rounds": len(valid),
             "tok_s_median": speed.median,
             "tok_s_min": speed.low,
@@ -157,21 +153,6 @@ def summary(session: Session) -> pd.DataFrame:
         rows.append(row)
     rows.sort(key=lambda row: list(ARMS).index(row["arm"]))
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
-
-
-def pair_ratios(session: Session) -> PairRatios:
-    """tok/s ratios of every pair of `PAIRS` whose arms the session ran, then of the A/A pairs."""
-    planned = session.all_runs
-    arms = set(planned.loc[planned["role"] == "arm", "arm"])
-    k = int(planned["k"].iloc[0])
-    ratios = {
-        (k, arm, base): paired(session.cell(arm, k), session.cell(base, k))
-        for arm, base in PAIRS
-        if arm in arms and base in arms
-    }
-    for arm in sorted(set(planned.loc[planned["role"] == "aa", "arm"])):
-        ratios[k, arm, arm] = paired(session.cell(arm, k, "aa"), session.cell(arm, k))
-    return ratios
 
 
 def findings(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: Claims) -> list[Finding]:
@@ -325,7 +306,7 @@ def _paper_table(found: list[Finding]) -> str:
 
 def write(session: Session, claims: Claims, out: Path) -> str:
     """Write every output into `out`, all or none; returns the text of table.md. OSError passes."""
-    table, ratios = summary(session), pair_ratios(session)
+    table, ratios = summary(session), pair_ratios(session, PAIRS)
     found = findings(session, table, ratios, claims)
     text = markdown(session, table, ratios, found)
     words = [f"{row.arm}\n{arm_words(session, row.arm)}" for row in table.itertuples()]

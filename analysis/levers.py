@@ -24,9 +24,11 @@ from analysis.rows import (
     Session,
     load_session,
     markdown_table,
-    paired,
+    pair_ratios,
+    planned,
     publishing,
     run_command,
+    the_k,
     write_tables,
 )
 from analysis.statistics import Ratio, median_spread
@@ -125,13 +127,10 @@ def summary(session: Session) -> pd.DataFrame:
 
     Raises ValueError for an arm that is no lever's, for more than one K, or rows without what levers move.
     """
-    k, planned = the_k(session), session.all_runs[session.all_runs["role"] == "arm"]
-    strange = sorted(set(planned["arm"]) - set(ARMS))
-    if strange:
-        raise ValueError(f"session {session.name}: arm {strange[0]!r} is not one of {', '.join(ARMS)}")
+    every, k = planned(session, ARMS), the_k(session)
     means, rows = moved(session), []
-    for arm in (arm for arm in ARMS if arm in set(planned["arm"])):
-        runs = planned[planned["arm"] == arm]
+    for arm in (arm for arm in ARMS if arm in set(every["arm"])):
+        runs = every[every["arm"] == arm]
         valid = runs[~runs["void"]]
         speed, own = median_spread(valid["tok_s"]), means.reindex(valid["run_id"])
         rows.append(
@@ -154,14 +153,6 @@ def summary(session: Session) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
 
-def the_k(session: Session) -> int:
-    """The one K of the session. ValueError where it has several."""
-    ks = sorted(set(session.all_runs["k"]))
-    if len(ks) > 1:
-        raise ValueError(f"session {session.name}: expected one K, found {', '.join(map(str, ks))}")
-    return int(ks[0])
-
-
 def moved(session: Session) -> pd.DataFrame:
     """Of each valid run, by run_id: the columns of `MOVED`, the mean over its timed steps."""
     if "read_calls" not in session.steps.columns:
@@ -173,20 +164,6 @@ def moved(session: Session) -> pd.DataFrame:
     means["early"] = early / timed.groupby("run_id").size()
     means["device_mib"] = means["device_bytes"] / MIB
     return means[list(MOVED)]
-
-
-def pair_ratios(session: Session) -> PairRatios:
-    """tok/s ratios of every pair of `PAIRS` whose arms the session ran, then of the A/A pairs."""
-    planned, k = session.all_runs, the_k(session)
-    arms = set(planned.loc[planned["role"] == "arm", "arm"])
-    ratios = {
-        (k, arm, base): paired(session.cell(arm, k), session.cell(base, k))
-        for arm, base in PAIRS
-        if arm in arms and base in arms
-    }
-    for arm in sorted(set(planned.loc[planned["role"] == "aa", "arm"])):
-        ratios[k, arm, arm] = paired(session.cell(arm, k, "aa"), session.cell(arm, k))
-    return ratios
 
 
 def verdict(ratio: Ratio | None, session: Session, effect: float) -> str:
@@ -270,7 +247,7 @@ def bars(session: Session, ratios: PairRatios) -> list[tuple[str, str, Ratio, st
 
 def write(session: Session, out: Path) -> str:
     """Write every output into `out`, all or none; returns the text of table.md. OSError passes."""
-    table, ratios = summary(session), pair_ratios(session)
+    table, ratios = summary(session), pair_ratios(session, PAIRS)
     text = markdown(session, table, ratios)
     rows = pairs(session, ratios)
     effect, own = visible_effect(ratios), [(arm != base, ratio) for (_, arm, base), ratio in ratios.items()]

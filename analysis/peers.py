@@ -22,9 +22,9 @@ from analysis.bench import BENCH_COLUMNS, Measure, place_of, row
 from analysis.heading import heading
 from analysis.memory_counters import COUNTERS, counter_table, counters
 from analysis.paper.findings import DRIFTED
-from analysis.resident import Limited, killed_runs, load_limited, outcome, the_k
+from analysis.resident import Limited, killed_runs, load_limited, outcome
 from analysis.resident_figure import Panel, save_resident_figure
-from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command
+from analysis.rows import MIB, Session, load_session, markdown_table, paired, publishing, read_json, run_command, the_k
 from analysis.rows import write_tables as write_all
 from analysis.statistics import Ratio, median_spread
 from analysis.tab3 import header_lines

@@ -30,6 +30,7 @@ from analysis.rows import (
     publishing,
     read_json,
     run_command,
+    the_k,
     write_tables,
 )
 from analysis.statistics import Ratio, median_spread
@@ -111,14 +112,6 @@ def killed_runs(session: Session, arm: str, k: int) -> tuple[int, int]:
 def _reasons(session: Session, arm: str, k: int) -> list[str]:
     void = session.void
     return list(void.loc[(void["role"] == "arm") & (void["arm"] == arm) & (void["k"] == k), "void_reason"])
-
-
-def the_k(session: Session) -> int:
-    """The one K of the session. ValueError where it has several."""
-    ks = sorted(set(session.all_runs["k"]))
-    if len(ks) > 1:
-        raise ValueError(f"session {session.name}: expected one K, found {', '.join(map(str, ks))}")
-    return int(ks[0])
 
 
 def over_stock(session: Session, arm: str) -> Ratio:

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -184,14 +184,31 @@ def paired(left: pd.DataFrame, right: pd.DataFrame, column: str = "tok_s") -> Ra
     return paired_ratio(left.loc[shared, column].to_numpy(), right.loc[shared, column].to_numpy())
 
 
-def pair_ratios(session: Session) -> PairRatios:
-    """tok/s ratios of every pair of `PAIRS` that the session ran, K by K, then of the A/A pairs."""
+def planned(session: Session, arms: Collection[str]) -> pd.DataFrame:
+    """The runs of arms, void ones too, without A/A and drift runs. ValueError for an arm that is none of `arms`."""
+    runs = session.all_runs[session.all_runs["role"] == "arm"]
+    strange = sorted(set(runs["arm"]) - set(arms))
+    if strange:
+        raise ValueError(f"session {session.name}: arm {strange[0]!r} is not one of {', '.join(arms)}")
+    return runs
+
+
+def the_k(session: Session) -> int:
+    """The one K of the session. ValueError where it has several."""
+    ks = sorted(set(session.all_runs["k"]))
+    if len(ks) > 1:
+        raise ValueError(f"session {session.name}: expected one K, found {', '.join(map(str, ks))}")
+    return int(ks[0])
+
+
+def pair_ratios(session: Session, pairs: Iterable[tuple[str, str]] = PAIRS) -> PairRatios:
+    """tok/s ratios of every one of `pairs` that the session ran, K by K, then of the A/A pairs."""
     planned = session.all_runs
     cells = set(planned.loc[planned["role"] == "arm", ["arm", "k"]].itertuples(index=False, name=None))
     ratios = {
         (k, arm, base): paired(session.cell(arm, k), session.cell(base, k))
         for k in sorted({k for _, k in cells})
-        for arm, base in PAIRS
+        for arm, base in pairs
         if (arm, k) in cells and (base, k) in cells
     }
     repeated = planned.loc[planned["role"] == "aa", ["arm", "k"]].drop_duplicates().sort_values(["k", "arm"])

@@ -31,6 +31,7 @@ from analysis.rows import (
     load_session,
     markdown_table,
     pair_ratios,
+    planned,
     publishing,
     run_command,
     write_tables,
@@ -80,12 +81,8 @@ def summary(session: Session) -> pd.DataFrame:
     worst round. `dropped` also counts void runs. An arm all of whose runs are void keeps a row with 0 rounds.
     Raises ValueError for an arm that Table 3 does not have.
     """
-    planned = session.all_runs[session.all_runs["role"] == "arm"]
-    strange = sorted(set(planned["arm"]) - set(ARMS))
-    if strange:
-        raise ValueError(f"session {session.name}: arm {strange[0]!r} is not one of {', '.join(ARMS)}")
     rows = []
-    for (k, arm), runs in planned.groupby(["k", "arm"]):
+    for (k, arm), runs in planned(session, ARMS).groupby(["k", "arm"]):
         valid = runs[~runs["void"]]
         speed = median_spread(valid["tok_s"])
         row = {

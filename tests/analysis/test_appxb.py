@@ -13,7 +13,7 @@ from analysis import appxb
 from analysis.appxb_figure import draw
 from analysis.paper.claims import load_claims
 from analysis.paper.findings import LEDGER_COLUMNS, Status, read_compare
-from analysis.rows import load_session
+from analysis.rows import load_session, pair_ratios
 
 CLAIMS = Path(__file__).parents[2] / "results/paper/claims.yaml"
 ARMS = tuple(appxb.ARMS)
@@ -59,7 +59,7 @@ def claims():
 
 
 def found(session, claims):
-    table, ratios = appxb.summary(session), appxb.pair_ratios(session)
+    table, ratios = appxb.summary(session), pair_ratios(session, appxb.PAIRS)
     return {(one.claim.id, one.arm): one for one in appxb.findings(session, table, ratios, claims)}
 
 
@@ -91,7 +91,7 @@ def test_covered_time_is_that_of_a_plain_set_of_nanoseconds(reads):
 
 
 def test_pairs_are_ratios_of_the_same_rounds(session):
-    ratios = appxb.pair_ratios(session)
+    ratios = pair_ratios(session, appxb.PAIRS)
     assert set(ratios) == {(8, *pair) for pair in appxb.PAIRS} | {(8, ARMS[0], ARMS[0])}
     for (_, arm, base), ratio in ratios.items():
         assert ratio.n == 3

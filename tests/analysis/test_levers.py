@@ -5,7 +5,7 @@ from synthetic import make_session, void_run
 
 from analysis import levers
 from analysis.levers_figure import draw
-from analysis.rows import load_session
+from analysis.rows import load_session, pair_ratios
 from analysis.tab3 import visible_effect
 
 # Times as fast as the arm without it; the others as fast as theirs.
@@ -33,7 +33,7 @@ def session(tmp_path, monkeypatch):
 
 
 def verdicts(session):
-    ratios = levers.pair_ratios(session)
+    ratios = pair_ratios(session, levers.PAIRS)
     effect = visible_effect(ratios)
     pairs = {(arm, base): ratio for (_, arm, base), ratio in ratios.items() if arm != base}
     return {pair: levers.verdict(ratio, session, effect) for pair, ratio in pairs.items()}
@@ -48,12 +48,12 @@ def test_a_lever_is_judged_against_the_same_arm_without_it(session):
     assert found["ondemand-hot-advise-yields-ahead", "ondemand-hot-advise-yields"] == levers.LOSES
     assert found["prerouter-frequency", "prerouter"] == levers.NOT_VISIBLE
     # Its interval lies above 1, and its size is far below what the A/A pairs could show.
-    ratio = levers.pair_ratios(session)[8, "prerouter-groups2", "prerouter"]
+    ratio = pair_ratios(session, levers.PAIRS)[8, "prerouter-groups2", "prerouter"]
     assert ratio.ci_low > 1 and found["prerouter-groups2", "prerouter"] == levers.NOT_VISIBLE
 
 
 def test_every_lever_has_its_row_with_what_it_moved(session):
-    text = levers.markdown(session, levers.summary(session), levers.pair_ratios(session))
+    text = levers.markdown(session, levers.summary(session), pair_ratios(session, levers.PAIRS))
     row = next(line for line in text.splitlines() if "| ondemand-hot-advise over ondemand-hot |" in line)
     # 80 reads of 9 calls a step in both arms; one of them early where there is advice.
     assert "| 80.0 | 0.0 -> 1.0 | 720 |" in row and f"| {16 * 8:.2f} |" in row
@@ -67,9 +67,9 @@ def test_a_drifted_session_and_a_lever_that_was_not_run_have_no_verdict(tmp_path
     arms = ("ondemand-hot", "ondemand-hot-layer")
     session = load_session(session_of(tmp_path / "s", monkeypatch, change=change, arms=arms))
     assert verdicts(session)["ondemand-hot-layer", "ondemand-hot"].startswith("no verdict: drift")
-    text = levers.markdown(session, levers.summary(session), levers.pair_ratios(session))
+    text = levers.markdown(session, levers.summary(session), pair_ratios(session, levers.PAIRS))
     assert text.count(f"| {levers.NOT_RUN} |") == len(levers.PAIRS) - 1
-    assert levers.bars(session, levers.pair_ratios(session))[0][0] == "a layer's reads together"
+    assert levers.bars(session, pair_ratios(session, levers.PAIRS))[0][0] == "a layer's reads together"
 
 
 def test_two_rounds_have_no_interval_and_so_no_verdict(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_the_command_writes_all_or_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_the_figure_shows_each_pair_and_its_verdict(session):
-    bars = levers.bars(session, levers.pair_ratios(session))
+    bars = levers.bars(session, pair_ratios(session, levers.PAIRS))
     figure = draw(session, 8, bars)
     words = [text.get_text() for text in figure.axes[0].texts]
     assert sum("wins" in word for word in words) == sum(bar[3] == "wins" for bar in bars) >= 2
