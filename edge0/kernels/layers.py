@@ -60,12 +60,10 @@ def core_of(kernels: Kernels, layer: nn.Module) -> Core:
     Raises:
         Edge0Error: OPTION_INVALID where attention is of a kind or a size that the kernels do not know.
     """
-    for name, kind in (("linear_attn", GatedDelta), ("self_attn", GatedAttention), ("attention", None)):
+    latent = KimiDelta if layer.is_linear else LatentAttention
+    for name, kind in (("linear_attn", GatedDelta), ("self_attn", GatedAttention), ("attention", latent)):
         if name in layer:
-            module = layer[name]
-            if kind is None:
-                kind = KimiDelta if layer.is_linear else LatentAttention
-            return kind(kernels, layer, module)
+            return kind(kernels, layer, layer[name])
     raise _unknown("a layer without attention")
 
 
