@@ -29,7 +29,7 @@ check: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard edge0/kernels/*.[ch])
 	@test -n "$(PYTHON)" || { echo "edge0: Python 3.11 or 3.12 is needed and none was found; make PYTHON=/path/to/it" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[harness,dev]'
+	$(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[harness,dev]'
 	@touch $(STAMP)
 
 clean:

@@ -19,10 +19,12 @@ from edge0 import models
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
 from edge0.kernels.choice import MLX, resolve, scale_dtype
+from edge0.kernels.heads import KernelHeads
 from edge0.kernels.modules import KernelExperts
 from edge0.kernels.router import HostRouter
 from edge0.kernels.runner import Kernels
 from edge0.kernels.swap import use_kernels
+from edge0.lazy import Array, as_mlx, finish, start
 from edge0.lora import apply_lora
 from edge0.opening import Opening
 from edge0.options import EngineOptions
@@ -104,7 +106,8 @@ class Engine:
         self.blocks = models.moe_blocks(self.model)
         self.heads = self.predictor = None
         if opening.heads is not None:
-            self.heads = Heads(opening.heads, self.config, self.schedule.owner_groups, self.dtype, self.kernels)
+            heads, by = (Heads, self.dtype) if self.kernels is None else (KernelHeads, self.kernels)
+            self.heads = heads(opening.heads, self.config, self.schedule.owner_groups, by)
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
         with ExitStack() as undo:
@@ -160,7 +163,7 @@ class Engine:
                 running.whole = self._whole_layers(len(chunk))
                 h = self.model.embed(mx.array([[int(token) for token in chunk]]))
                 h = self._layers(range(self.config.layers), h, self.model.masks(h, request.cache), request)
-                mx.eval(h)
+                finish(h)
                 running.whole.release()
                 self._release(running.leases)
                 request.tokens = request.prompt_tokens = request.tokens + len(chunk)
@@ -193,7 +196,7 @@ class Engine:
         request.tokens += 1
         if request.tokens % CACHE_STEP_TOKENS == 0:
             release_freed_memory()
-        return h[0, -1]
+        return as_mlx(h[0, -1])
 
     def generate(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None, stop: Sequence[int] = ()
@@ -217,7 +220,7 @@ class Engine:
         finally:
             request.release()
 
-    def executed_routes(self) -> dict[int, mx.array]:
+    def executed_routes(self) -> dict[int, Array]:
         """What the last pass, or the one under way, has executed so far: expert ids `[1, T, K]` by model layer. Of a
         prompt's chunk only the last two tokens are kept."""
         return {layer: executed.indices for layer, executed in self.executor.running.executed.items()}
@@ -278,7 +281,7 @@ class Engine:
                 with self.recorder.waiting(LOADS, layer):
                     running.predictions[layer].lease.wait()
 
-    def _launch(self, group: LaunchGroup, h: mx.array, running: Pass, request: Request) -> mx.array:
+    def _launch(self, group: LaunchGroup, h: Array, running: Pass, request: Request) -> Array:
         """Build a group's graph, its heads and, after the last layer, the logits; start it without waiting."""
         spent_ns = self.kernels.spent_ns if self.kernels else 0
         h = self._layers(group.layers, h, running.masks, request)
@@ -289,7 +292,7 @@ class Engine:
             self.recorder.waited(EVALUATE, group.layers[-1], self.kernels.spent_ns - spent_ns)
         # The CPU backend holds the caller while its queue is full: that, too, is waiting for computation.
         with self.recorder.waiting(LAUNCH, group.layers[-1]):
-            mx.async_eval(h, *(forecast.arrays() if forecast else ()))
+            start(h, *(forecast.arrays() if forecast else ()))
         advised = [running.advised.pop(layer).lease for layer in group.layers if layer in running.advised]
         running.flights.append(Flight(group, h, forecast, running.leases + advised))
         running.leases = []
@@ -303,21 +306,20 @@ class Engine:
 
     def _harvest(self, flight: Flight, request: Request) -> None:
         """Wait for a group, free its slots, and start the reads that its heads ask for."""
+        forecast = flight.forecast
         with self.recorder.waiting(EVALUATE, flight.group.layers[-1]):
-            mx.eval(flight.output, *(flight.forecast.arrays() if flight.forecast else ()))
+            finish(flight.output, *(forecast.arrays() if forecast else ()))
         self._release(flight.leases)
-        if flight.forecast is None:
+        if forecast is None:
             return
-        request.history |= flight.forecast.history
-        ids, weights = np.array(flight.forecast.indices), np.array(flight.forecast.weights.astype(mx.float32))
-        for number, owner in enumerate(flight.forecast.owners):
+        request.history |= forecast.history
+        ids = np.asarray(forecast.indices)
+        for number, owner in enumerate(forecast.owners):
             own = slice(number, number + 1)
-            lease = self.store.request(owner + 1, np.unique(ids[own]), PREFETCH)
-            request.predictions[owner + 1] = Prediction(
-                mx.array(ids[own]), mx.array(weights[own], flight.forecast.weights.dtype), ids[own], lease
-            )
-        if flight.forecast.best is not None:
-            self._hint(flight.forecast.owners, np.array(flight.forecast.best)[:, 0], ids[:, 0])
+            lease = self.store.request(owner + 1, np.sort(ids[own], axis=None), PREFETCH)
+            request.predictions[owner + 1] = Prediction(forecast.indices[own], forecast.weights[own], ids[own], lease)
+        if forecast.best is not None:
+            self._hint(forecast.owners, np.asarray(forecast.best)[:, 0], ids[:, 0])
 
     def _hint(self, owners: Sequence[int], best: np.ndarray, predicted: np.ndarray) -> None:
         """Where readers are idle: read what the heads want next beyond what they predict, for the token after next."""
@@ -330,18 +332,18 @@ class Engine:
         """Whether the heads run on a prompt's last token, so that the first step is predicted (8b)."""
         return self.predictor is not None and self.config.family.first_step_predicted
 
-    def _end_prompt(self, h: mx.array, running: Pass, request: Request) -> mx.array:
+    def _end_prompt(self, h: Array, running: Pass, request: Request) -> mx.array:
         """The logits after a prompt and, where the family wants it, the first predictions."""
         if self._heads_follow:
             for group in self.schedule.groups:
                 self._harvest(Flight(group, h, self._forecast(group, running, request), []), request)
-        logits = self.model.head(h[:, -1:])[0, -1]
+        logits = as_mlx(self.model.head(h[:, -1:])[0, -1])
         mx.eval(logits)
         return logits
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
-    def _layers(self, layers: range, h: mx.array, masks: list, request: Request) -> mx.array:
+    def _layers(self, layers: range, h: Array, masks: list, request: Request) -> Array:
         for layer in layers:
             h = self.model.decoder_layers[layer](h, mask=masks[layer], cache=request.cache[layer])
             if self.options.hidden_clip is not None and self.kernels is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
 from edge0.trace import RouteTrace
@@ -40,18 +39,18 @@ class Replay:
         following, later = (predicted(at) if at < trace.tokens else None for at in (step + 1, step + 2))
         return cls(now, following, later, ended)
 
-    def route(self, layer: int) -> mx.array | None:
+    def route(self, layer: int) -> np.ndarray | None:
         """`[1, 1, K]`: what a layer routes to now."""
         return None if self.now is None else _rows(self.now, [layer])
 
-    def forecast(self, layers: Sequence[int]) -> mx.array | None:
+    def forecast(self, layers: Sequence[int]) -> np.ndarray | None:
         """`[layers, 1, K]`: what these layers are predicted to route to at the next token."""
         return None if self.following is None else _rows(self.following, layers)
 
-    def hints(self, layers: Sequence[int]) -> mx.array | None:
+    def hints(self, layers: Sequence[int]) -> np.ndarray | None:
         """`[layers, 1, K]`: the same two tokens ahead. No hint of a real head can be better than the trace's own."""
         return None if self.later is None else _rows(self.later, layers)
 
 
-def _rows(routes: Mapping[int, np.ndarray], layers: Sequence[int]) -> mx.array:
-    return mx.array(np.stack([routes[layer] for layer in layers])[:, None].astype(np.uint32))
+def _rows(routes: Mapping[int, np.ndarray], layers: Sequence[int]) -> np.ndarray:
+    return np.stack([routes[layer] for layer in layers])[:, None].astype(np.uint32)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-import mlx.core as mx
-
+from edge0.lazy import Array, finish
 from edge0.prerouter.predictor import Forecast
 from edge0.prerouter.schedule import LaunchGroup
 from edge0.streaming.executor import Lease, Prediction, Running
@@ -20,7 +19,7 @@ class Request:
 
     cache: list
     predictions: dict[int, Prediction] = field(default_factory=dict)  # layer -> its route at the next token
-    history: dict[int, mx.array] = field(default_factory=dict)  # owner -> what it executed at the last token
+    history: dict[int, Array] = field(default_factory=dict)  # owner -> what it executed at the last token
     tokens: int = 0
     prompt_tokens: int = 0  # of `tokens`, those up to the end of the last prompt
 
@@ -41,7 +40,7 @@ class Flight:
     """A launched group: its output, its heads' outputs, and the leases that its graph reads."""
 
     group: LaunchGroup
-    output: mx.array
+    output: Array
     forecast: Forecast | None
     leases: list[Lease]
 
@@ -59,7 +58,7 @@ class Pass(Running):
         leases = [lease for flight in self.flights for lease in flight.leases] + self.leases
         leases += [prediction.lease for prediction in (*self.predictions.values(), *self.advised.values())]
         try:
-            mx.eval([flight.output for flight in self.flights])
+            finish(*(flight.output for flight in self.flights))
         except Exception as error:  # perhaps it was MLX that failed; the first failure is the one that is told
             log.debug("a group of a failed pass could not be evaluated: %s", error)
         finally:

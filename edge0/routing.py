@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.bailing_moe_v3 import _group_expert_select
 
 from edge0.tiers import ModelConfig
@@ -38,7 +39,7 @@ class Router:
         return cls(config.family.router, config.check_k(k), config.groups, config.groups_kept, scale)
 
     def __call__(
-        self, logits: mx.array, bias: mx.array | None = None, forced: mx.array | None = None
+        self, logits: mx.array, bias: mx.array | None = None, forced: np.ndarray | None = None
     ) -> tuple[mx.array, mx.array]:
         """Route. `bias` `[E]` is the model's own expert bias; predicted logits are routed without one.
 
@@ -47,7 +48,8 @@ class Router:
         """
         if forced is not None:
             chosen, _ = self(logits, bias)
-            return mx.depends(forced, chosen), self.weigh(logits, forced)
+            forced = mx.depends(mx.array(forced), chosen)
+            return forced, self.weigh(logits, forced)
         if self.law == "softmax":
             return softmax_topk(logits, self.k)
         if bias is None:

@@ -19,6 +19,7 @@ from edge0.errors import Edge0Error, ErrorKind
 from edge0.kernels import library
 from edge0.kernels.modules import matrix
 from edge0.kernels.runner import Kernels, Matrix, address, floats
+from edge0.lazy import Array
 from edge0.lora import LoRAMultiLinear
 from edge0.streaming.moe import StreamedMoE
 
@@ -39,20 +40,21 @@ class KernelLayer(nn.Module):
         self.mlp, self.is_linear = layer.mlp, layer.is_linear
         self._kernels, self._core, self._clip = kernels, core, clip
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+    def __call__(self, x: Array, mask: Any = None, cache: Any = None) -> np.ndarray:
         """`[1, T, D]` to the same; the mask is that of one sequence, causal."""
         (values,) = floats(x)
         out, normed = np.empty_like(values), np.empty_like(values)
         for start in range(0, len(values), PIECE_TOKENS):
             cut = slice(start, start + PIECE_TOKENS)
             self._core(values[cut], cache, out[cut], normed[cut])
-        normed = mx.array(normed[None])
+        normed = normed[None]
         if isinstance(self.mlp, StreamedMoE):
             parts = self.mlp.parts(normed)
         else:
-            parts = mx.zeros((1, len(out), 0, out.shape[1])), mx.zeros((1, len(out), 0)), self.mlp(normed)
+            nobody = np.zeros((1, len(out), 0), np.float32)
+            parts = np.zeros((*nobody.shape, out.shape[1]), np.float32), nobody, self.mlp(normed)
         y, weights, shared = (floats(part)[0] for part in parts)
-        return mx.array(self._kernels.combine(out, y, weights, shared, self._clip)[None])
+        return self._kernels.combine(out, y, weights, shared, self._clip)[None]
 
 
 def core_of(kernels: Kernels, layer: nn.Module) -> Core:

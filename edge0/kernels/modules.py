@@ -1,6 +1,7 @@
-"""Modules that take the place of mlx-lm's own leaves: the same call on MLX arrays, computed by the kernels.
+"""Modules that take the place of mlx-lm's own leaves: the same call, computed by the kernels.
 
-Results are evaluated arrays. Knows matrices and adapters; not where in a model a leaf stands.
+They take arrays of MLX or numpy and return numpy's, so that between layers nothing is turned into MLX and back. Knows
+matrices and adapters; not where in a model a leaf stands.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from mlx_lm.tuner.lora import LoRALinear
 
 from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats
+from edge0.lazy import Array
 from edge0.tiers import EXPERT_BITS
 
 
@@ -29,7 +31,7 @@ def matrix(module: nn.Module) -> Matrix:
     return Matrix.of(module.weight, module.scales, module.biases, module.bits, correction)
 
 
-def rows(x: mx.array) -> np.ndarray:
+def rows(x: Array) -> np.ndarray:
     """`[..., D]` activations as `[t, D]`, evaluated."""
     return floats(x).reshape(-1, x.shape[-1])
 
@@ -41,9 +43,9 @@ class KernelLinear(nn.Module):
         super().__init__()
         self._kernels, self._group = kernels, Group([matrix(module)])
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: Array) -> np.ndarray:
         (y,) = self._kernels.linears(rows(x), self._group)
-        return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class KernelGated(nn.Module):
@@ -55,21 +57,34 @@ class KernelGated(nn.Module):
         parts = [module.gate_proj, module.up_proj, module.down_proj, *([share] if share is not None else [])]
         self._parts = [matrix(part) for part in parts]
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.array(self._kernels.gated(rows(x), *self._parts).reshape(x.shape))
+    def __call__(self, x: Array) -> np.ndarray:
+        return self._kernels.gated(rows(x), *self._parts).reshape(x.shape)
+
+
+class HostNorm(nn.Module):
+    """The RMS norm before the output matrix, in numpy."""
+
+    def __init__(self, norm: nn.RMSNorm):
+        super().__init__()
+        self._weight, self._eps = floats(norm.weight), np.float32(norm.eps)
+
+    def __call__(self, x: Array) -> np.ndarray:
+        values = floats(x)
+        squares = np.mean(np.square(values), axis=-1, keepdims=True)
+        return values / np.sqrt(squares + self._eps) * self._weight
 
 
 class KernelGate(nn.Module):
-    """8b's router, a plain matrix; `expert_bias` stays what it was."""
+    """8b's router, a plain matrix; `expert_bias` `[E]` takes part in the choice."""
 
     def __init__(self, kernels: Kernels, gate: nn.Module):
         super().__init__()
-        self.expert_bias = gate.expert_bias
+        self.expert_bias = floats(gate.expert_bias.astype(mx.float32))
         self._kernels, self._weight = kernels, floats(gate.weight)[None]
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: Array) -> np.ndarray:
         (y,) = self._kernels.dense(self._weight, rows(x)[None])
-        return mx.array(y.reshape(*x.shape[:-1], y.shape[-1]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 class KernelExperts:
@@ -83,12 +98,12 @@ class KernelExperts:
         self._kernels, self._bank = kernels, bank
         self._matrices = _matrices(bank) if bank is not None else []
 
-    def __call__(self, x: mx.array, positions: mx.array | np.ndarray, stacks: Sequence[mx.array]) -> mx.array:
+    def __call__(self, x: Array, positions: np.ndarray, stacks: Sequence[mx.array]) -> np.ndarray:
         """`[..., D]`, `[..., K]` rows of the nine stacks to `[..., K, D]`, unweighted."""
         matrices = self._matrices if stacks is self._bank else _matrices(stacks)
-        slots = np.ascontiguousarray(np.asarray(positions), np.uint32).reshape(-1, positions.shape[-1])
+        slots = np.ascontiguousarray(positions, np.uint32).reshape(-1, positions.shape[-1])
         y = self._kernels.experts(rows(x), slots, *matrices)
-        return mx.array(y.reshape(*positions.shape, x.shape[-1]))
+        return y.reshape(*positions.shape, x.shape[-1])
 
 
 def _matrices(stacks: Sequence[mx.array]) -> list[Matrix]:

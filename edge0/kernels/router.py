@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
 from edge0.kernels.runner import floats
+from edge0.lazy import Array
 from edge0.routing import Router
 
 
 @dataclass(frozen=True)
 class HostRouter(Router):
-    """As `Router`; results are evaluated."""
+    """As `Router`, to arrays of numpy."""
 
     def __call__(
-        self, logits: mx.array, bias: mx.array | None = None, forced: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:
+        self, logits: Array, bias: np.ndarray | None = None, forced: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         values = floats(logits)
         rows = values.reshape(-1, values.shape[-1])
         shares = self._shares(rows)
-        chosen = self._choose(shares, bias) if forced is None else np.asarray(forced).reshape(len(rows), -1)
+        chosen = self._choose(shares, bias) if forced is None else forced.reshape(len(rows), -1)
         shape = (*values.shape[:-1], chosen.shape[-1])
-        return mx.array(chosen.astype(np.uint32).reshape(shape)), mx.array(self._weights(shares, chosen).reshape(shape))
+        return chosen.astype(np.uint32).reshape(shape), self._weights(shares, chosen).reshape(shape)
 
-    def weigh(self, logits: mx.array, indices: mx.array) -> mx.array:
+    def weigh(self, logits: Array, indices: np.ndarray) -> np.ndarray:
         return self(logits, forced=indices)[1]
 
     def _shares(self, rows: np.ndarray) -> np.ndarray:
@@ -39,10 +39,10 @@ class HostRouter(Router):
         with np.errstate(over="ignore"):  # a share of 0 is meant
             return 1 / (1 + np.exp(-rows))
 
-    def _choose(self, shares: np.ndarray, bias: mx.array | None) -> np.ndarray:
+    def _choose(self, shares: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if self.law == "softmax":
             return np.argpartition(shares, -self.k, axis=-1)[:, -self.k :]
-        scores = shares if bias is None else shares + np.asarray(bias)
+        scores = shares if bias is None else shares + bias
         grouped = scores.reshape(len(scores), self.groups, -1).copy()
         best = np.partition(grouped, -2, axis=-1)[..., -2:].sum(-1)
         dropped = self.groups - self.groups_kept

@@ -20,6 +20,7 @@ import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.kernels.library import LINEAR, Linear, load
+from edge0.lazy import Array
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 Kind = Literal["int8", "exact"]
@@ -30,7 +31,7 @@ def seen(array: mx.array) -> np.ndarray:
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
-def floats(array: mx.array) -> np.ndarray:
+def floats(array: Array) -> np.ndarray:
     """The values of fp32 activations in order, evaluated here; copied only where they lie out of order."""
     values = np.asarray(array)
     if values.dtype != np.float32:

@@ -7,16 +7,15 @@ all heads of a launch group. They do not know the routing law, nor whether the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from edge0.checkpoint.adapters import Adapter
 from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import head_tensors
-from edge0.kernels.runner import Kernels, floats
+from edge0.lazy import Array
 from edge0.routing import multi_hot
 from edge0.tiers import ModelConfig
 
@@ -29,7 +28,6 @@ class Heads:
     Args:
         groups: tuples of owners that are evaluated together.
         dtype: of features and weights (files hold F16).
-        kernels: compute by them, with weights as files hold them; None: by MLX.
 
     Raises:
         Edge0Error: TENSOR_MISSING, TENSOR_MISMATCH, ADAPTER_MISMATCH when the file does not fit the model;
@@ -42,44 +40,39 @@ class Heads:
         config: ModelConfig,
         groups: tuple[tuple[int, ...], ...],
         dtype: mx.Dtype,
-        kernels: Kernels | None = None,
     ):
-        self._experts, self._dtype, self._kernels = config.experts, dtype, kernels
-        kept = dtype if kernels is None else mx.float16
+        self._experts, self._dtype = config.experts, dtype
         entries = adapter.find(head_tensors(config, adapter.owners, adapter.inner_width))
         with reading([adapter.header]):
             arrays = load_arrays(entries)
             self._stacks = {
-                owners: [_stack(arrays, owners, part, kept) for part in PARTS] for owners in groups if owners
+                owners: [_stack(arrays, owners, part, dtype) for part in PARTS] for owners in groups if owners
             }
             mx.eval(self._stacks)
-        # A stack is a view of matrices [out, in], whose rows are what the kernels want.
-        self._rows = {
-            owners: [np.asarray(part.swapaxes(-1, -2)) for part in stack] if kernels else []
-            for owners, stack in self._stacks.items()
-        }
 
-    def __call__(self, owners: tuple[int, ...], features: mx.array) -> mx.array:
+    def __call__(self, owners: tuple[int, ...], features: Array) -> Array:
         """`[G, T, F]` features of one group to `[G, T, E]` logits."""
-        if self._kernels is None:
-            return _apply(features, *self._stacks[owners])
-        fc1, fc2, linear = self._rows[owners]
-        x, dense = floats(features), self._kernels.dense
-        return mx.array(dense(linear, x) + dense(fc2, dense(fc1, x, gelu=True)))
+        return _apply(features, *self._stacks[owners])
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for stack in self._stacks.values() for array in stack)
 
-    def feature(self, x: mx.array, executed: mx.array, previous: mx.array) -> mx.array:
-        """`[.., D]`, `[.., E]` ones and zeros of this token, the same of the token before -> `[.., D + 2E]`."""
-        return mx.concatenate([x.astype(self._dtype), executed, previous], axis=-1)
+    def features(self, xs: Sequence[Array], executed: Sequence[Array], previous: Sequence[Array]) -> Array:
+        """Of each owner `[1, T, D]`, `[1, T, E]` ones and zeros of this token, the same of the token before; together
+        `[G, T, D + 2E]`."""
+        parts = zip((x.astype(self._dtype) for x in xs), executed, previous, strict=True)
+        return mx.concatenate([mx.concatenate(part, axis=-1) for part in parts])
 
-    def one_hot(self, indices: mx.array) -> mx.array:
+    def best(self, logits: Array, count: int) -> Array:
+        """`[..., count]`: the experts of the largest logits, best first."""
+        return mx.argsort(-logits, axis=-1)[..., :count]
+
+    def one_hot(self, indices: Array) -> Array:
         """`[..., K]` executed experts to `[..., E]`."""
         return multi_hot(indices, self._experts, self._dtype)
 
-    def no_history(self) -> mx.array:
+    def no_history(self) -> Array:
         """`[1, 1, E]`: the token before, where there is none."""
         return mx.zeros((1, 1, self._experts), dtype=self._dtype)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import mlx.core as mx
+import numpy as np
 
+from edge0.lazy import Array
 from edge0.prerouter.heads import Heads
 from edge0.routing import Router
 from edge0.streaming.executor import Executed
@@ -25,12 +26,12 @@ class Forecast:
     `[G, 1, N]` the experts that the heads want most, best first, or None where nobody asked."""
 
     owners: tuple[int, ...]
-    indices: mx.array
-    weights: mx.array
-    history: dict[int, mx.array]  # owner -> what this token executed, `[1, 1, E]`
-    best: mx.array | None = None
+    indices: Array
+    weights: Array
+    history: dict[int, Array]  # owner -> what this token executed, `[1, 1, E]`
+    best: Array | None = None
 
-    def arrays(self) -> list[mx.array]:
+    def arrays(self) -> list[Array]:
         best = [] if self.best is None else [self.best]
         return [self.indices, self.weights, *best, *self.history.values()]
 
@@ -45,10 +46,10 @@ class Predictor:
         self,
         owners: tuple[int, ...],
         executed: Mapping[int, Executed],
-        history: Mapping[int, mx.array],
-        forced: mx.array | None = None,
+        history: Mapping[int, Array],
+        forced: np.ndarray | None = None,
         hints: int = 0,
-        told: mx.array | None = None,
+        told: np.ndarray | None = None,
     ) -> Forecast:
         """Predict the next token's routes of the layers after `owners`, from the last position of this pass.
 
@@ -57,29 +58,27 @@ class Predictor:
         """
         seen = self.history(owners, executed)
         blank = self._heads.no_history()
-        features = [
-            self._heads.feature(executed[owner].x[:, -1:], seen[owner], self._before(owner, executed, history, blank))
-            for owner in owners
-        ]
-        logits = self._heads(owners, mx.concatenate(features))
+        before = [self._before(owner, executed, history, blank) for owner in owners]
+        xs = [executed[owner].x[:, -1:] for owner in owners]
+        logits = self._heads(owners, self._heads.features(xs, [seen[owner] for owner in owners], before))
         indices, weights = self._router(logits, forced=forced)
         best = told
         if hints and told is None:
-            best = mx.argsort(-logits, axis=-1)[..., : indices.shape[-1] + hints]
+            best = self._heads.best(logits, indices.shape[-1] + hints)
         return Forecast(owners, indices, weights, seen, best)
 
-    def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, mx.array]:
+    def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, Array]:
         """What the last position of a pass executed, for a next pass of one token."""
         return {owner: self._one_hot(owner, executed[owner], -1) for owner in owners}
 
     def _before(
-        self, owner: int, executed: Mapping[int, Executed], history: Mapping[int, mx.array], blank: mx.array
-    ) -> mx.array:
+        self, owner: int, executed: Mapping[int, Executed], history: Mapping[int, Array], blank: Array
+    ) -> Array:
         if executed[owner].x.shape[1] > 1:
             return self._one_hot(owner, executed[owner], -2)
         return history.get(owner, blank)
 
-    def _one_hot(self, owner: int, executed: Executed, position: int) -> mx.array:
+    def _one_hot(self, owner: int, executed: Executed, position: int) -> Array:
         at = slice(position, position + 1 or None)
         indices = executed.indices[:, at]
         if self._feature == TEACHER:

@@ -71,9 +71,9 @@ class Lease:
         if failure is not None:
             raise failure
 
-    def positions(self, rows: np.ndarray) -> mx.array:
+    def positions(self, rows: np.ndarray) -> np.ndarray:
         """Indices into `experts` to rows of `stacks`, in the same shape."""
-        return mx.array(self.slots[rows])
+        return self.slots[rows]
 
     def release(self) -> None:
         """Give the slots up for eviction; only once no unevaluated graph reads them."""

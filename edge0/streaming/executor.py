@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import mlx.core as mx
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.lazy import Array, finish, joined, start, take
 from edge0.replay import Replay
 from edge0.routing import Router
 from edge0.streaming.experts import expert_mlp
@@ -35,10 +35,10 @@ class Lease(Protocol):
 
     experts: np.ndarray  # sorted ids
     slots: np.ndarray  # rows of the stacks, one per expert
-    stacks: Sequence[mx.array]
+    stacks: Sequence[Array]
 
     def wait(self) -> None: ...
-    def positions(self, rows: np.ndarray) -> mx.array: ...
+    def positions(self, rows: np.ndarray) -> np.ndarray: ...
     def release(self) -> None: ...
 
 
@@ -55,15 +55,15 @@ class Store(Protocol):
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray: ...
 
 
-Experts = Callable[[mx.array, mx.array, Sequence[mx.array]], mx.array]
+Experts = Callable[[Array, Array, Sequence[Array]], Array]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A route for one layer at the next token: device arrays `[1, 1, K]`, the ids on the host, and their experts."""
+    """A route for one layer at the next token: `[1, 1, K]` to compute with, the ids on the host, and their experts."""
 
-    indices: mx.array
-    weights: mx.array
+    indices: Array
+    weights: Array
     ids: np.ndarray
     lease: Lease
 
@@ -72,18 +72,18 @@ class Prediction:
 class Executed:
     """What one layer saw and routed: `[1, T, D]` and `[1, T, K]`; of a prompt the last two tokens."""
 
-    x: mx.array
-    indices: mx.array
+    x: Array
+    indices: Array
 
     @classmethod
-    def of(cls, x: mx.array, indices: mx.array) -> Executed:
+    def of(cls, x: Array, indices: Array) -> Executed:
         """Of a prompt the last tokens are copied out, or the layers' inputs would all stay in memory until its end."""
         tokens = x.shape[1]
         if tokens <= 2:
             return cls(x, indices)
-        last = mx.array([tokens - 2, tokens - 1])
-        kept = cls(mx.take(x, last, axis=1), mx.take(indices, last, axis=1))
-        mx.async_eval(kept.x, kept.indices)
+        last = np.array([tokens - 2, tokens - 1])
+        kept = cls(take(x, last, 1), take(indices, last, 1))
+        start(kept.x, kept.indices)
         return kept
 
 
@@ -111,7 +111,7 @@ class Executor:
         self._experts = experts
         self.running = Running()
 
-    def __call__(self, block: StreamedMoE, x: mx.array, shared: mx.array) -> tuple[mx.array, mx.array]:
+    def __call__(self, block: StreamedMoE, x: Array, shared: Array) -> tuple[Array, Array]:
         prediction, whole = self.running.predictions.get(block.layer), self.running.whole
         if prediction is not None:
             return self._staged(block, x, prediction)
@@ -119,37 +119,37 @@ class Executor:
             return self._whole_layer(block, x, whole)
         indices, weights = self._route(block, x)
         with self._recorder.waiting(ROUTE, block.layer):
-            mx.async_eval(indices)
-            mx.async_eval(shared)  # does not depend on the route: computes while the host looks at it and reads
-            ids = np.array(indices)
+            start(indices)
+            start(shared)  # does not depend on the route: computes while the host looks at it and reads
+            ids = np.asarray(indices)
         if whole is not None:
             whole.leave()  # the route was looked at, so the layer before has been evaluated
         outputs = self._step(block, x, ids) if x.shape[1] == 1 else self._prompt(block, x, ids)
         return outputs, weights
 
-    def _route(self, block: StreamedMoE, x: mx.array) -> tuple[mx.array, mx.array]:
+    def _route(self, block: StreamedMoE, x: Array) -> tuple[Array, Array]:
         indices, weights = self._router(block.logits(x), block.bias(), self.running.replay.route(block.layer))
         self.running.executed[block.layer] = Executed.of(x, indices)
         return indices, weights
 
-    def _staged(self, block: StreamedMoE, x: mx.array, prediction: Prediction) -> tuple[mx.array, mx.array]:
+    def _staged(self, block: StreamedMoE, x: Array, prediction: Prediction) -> tuple[Array, Array]:
         self.running.executed[block.layer] = Executed(x, prediction.indices)
         self.running.leases.append(prediction.lease)
         return self._apply(block, x, prediction.ids, prediction.lease), prediction.weights
 
-    def _whole_layer(self, block: StreamedMoE, x: mx.array, whole: WholeLayers) -> tuple[mx.array, mx.array]:
+    def _whole_layer(self, block: StreamedMoE, x: Array, whole: WholeLayers) -> tuple[Array, Array]:
         with self._recorder.waiting(EVALUATE, block.layer):
-            mx.eval(x)  # with it every graph that reads the layer before
+            finish(x)  # with it every graph that reads the layer before
         lease = whole.enter()
         with self._recorder.waiting(LOADS, block.layer):
             lease.wait()
         indices, weights = self._route(block, x)
-        rows = mx.array(lease.slots)[indices]
-        return self._experts(x, rows, lease.stacks), weights
+        # The slots of a layer buffer are a run: no look at the route is needed to find its rows.
+        return self._experts(x, indices + int(lease.slots[0]), lease.stacks), weights
 
-    def _step(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
+    def _step(self, block: StreamedMoE, x: Array, ids: np.ndarray) -> Array:
         """One token, exact or hot."""
-        experts = np.unique(ids)
+        experts = np.sort(ids, axis=None)  # a token's are distinct
         held = self._store.held(block.layer, experts) if self._native == "hot" else np.zeros(len(experts), bool)
         cuts = [cut for cut in (experts[held], experts[~held]) if len(cut)]
         outputs, order, leases = [], [], []
@@ -161,7 +161,7 @@ class Executor:
                 with self._recorder.waiting(LOADS, block.layer):
                     lease.wait()
             except BaseException:
-                mx.eval(outputs)  # nothing may run on slots that are about to be let go
+                finish(*outputs)  # nothing may run on slots that are about to be let go
                 raise
             whole = len(cuts) == 1
             places = np.arange(ids.size) if whole else np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
@@ -169,25 +169,24 @@ class Executor:
             order.append(places)
             if not whole:
                 with self._recorder.waiting(LAUNCH, block.layer):
-                    mx.async_eval(outputs[-1])
+                    start(outputs[-1])
         if len(cuts) == 1:
             return outputs[0]
-        return mx.concatenate(outputs, axis=-2)[..., mx.array(np.argsort(np.concatenate(order))), :]
+        return take(joined(outputs, -2), np.argsort(np.concatenate(order)), -2)
 
-    def _prompt(self, block: StreamedMoE, x: mx.array, ids: np.ndarray) -> mx.array:
+    def _prompt(self, block: StreamedMoE, x: Array, ids: np.ndarray) -> Array:
         """Many tokens: block after block of experts, further blocks being read while one computes."""
         flat, k = ids.reshape(-1), ids.shape[-1]
         rows = x.reshape(-1, x.shape[-1])
         outputs, order = [], []
         for lease in self._blocks(block.layer, np.unique(ids)):
             pairs = np.flatnonzero(np.isin(flat, lease.experts))
-            output = self._apply(block, rows[mx.array(pairs // k)], flat[pairs][:, None], lease)[:, 0]
+            output = self._apply(block, take(rows, pairs // k, 0), flat[pairs][:, None], lease)[:, 0]
             with self._recorder.waiting(EVALUATE, block.layer):
-                mx.eval(output)
+                finish(output)
             outputs.append(output)
             order.append(pairs)
-        inverse = mx.array(np.argsort(np.concatenate(order)))
-        return mx.concatenate(outputs)[inverse].reshape(*ids.shape, -1)
+        return take(joined(outputs, 0), np.argsort(np.concatenate(order)), 0).reshape(*ids.shape, -1)
 
     def _blocks(self, layer: int, experts: np.ndarray) -> Iterator[Lease]:
         """Some experts of a layer, those in memory first; each block is let go when the next one is asked for."""
@@ -211,7 +210,7 @@ class Executor:
             for lease in ahead:
                 lease.release()
 
-    def _apply(self, block: StreamedMoE, x: mx.array, ids: np.ndarray, lease: Lease) -> mx.array:
+    def _apply(self, block: StreamedMoE, x: Array, ids: np.ndarray, lease: Lease) -> Array:
         """Apply experts that are in memory; one that was routed and is not there ends the step."""
         rows = np.searchsorted(lease.experts, ids)
         absent = ids[lease.experts.take(rows, mode="clip") != ids]

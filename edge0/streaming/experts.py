@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.activations import swiglu
 
+from edge0.lazy import as_mlx
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 SORT_FROM = 64  # indices from which SwitchGLU sorts; on Metal this chooses another kernel
 
 
-def expert_mlp(x: mx.array, positions: mx.array, stacks: Sequence[mx.array]) -> mx.array:
+def expert_mlp(x: mx.array, positions: mx.array | np.ndarray, stacks: Sequence[mx.array]) -> mx.array:
     """Apply K experts to each token (paper section 3.1).
 
     Args:
@@ -27,6 +29,7 @@ def expert_mlp(x: mx.array, positions: mx.array, stacks: Sequence[mx.array]) -> 
     Returns:
         `[..., K, D]`, unweighted.
     """
+    positions = as_mlx(positions)
     gate, up, down = stacks[0:3], stacks[3:6], stacks[6:9]
     h = mx.expand_dims(x, (-2, -3))
     order, rows = None, positions

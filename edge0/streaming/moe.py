@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mlx.core as mx
 import mlx.nn as nn
 
+from edge0.lazy import Array
+
 # (block, x [B, T, D], the shared expert's output) -> (expert outputs [B, T, K, D], weights [B, T, K])
-Apply = Callable[["StreamedMoE", mx.array, mx.array], tuple[mx.array, mx.array]]
+Apply = Callable[["StreamedMoE", Array, Array], tuple[Array, Array]]
 
 
 class StreamedMoE(nn.Module):
@@ -24,15 +25,15 @@ class StreamedMoE(nn.Module):
         self.layer = layer
         self.executor: Apply | None = None
 
-    def logits(self, x: mx.array) -> mx.array:
+    def logits(self, x: Array) -> Array:
         """The model's own router: `[..., D]` to `[..., E]`."""
         raise NotImplementedError
 
-    def bias(self) -> mx.array | None:
+    def bias(self) -> Array | None:
         """The selection bias `[E]` of the model's own router, if it has one."""
         return None
 
-    def shared(self, x: mx.array) -> mx.array:
+    def shared(self, x: Array) -> Array:
         """The shared expert's output."""
         raise NotImplementedError
 
@@ -40,12 +41,12 @@ class StreamedMoE(nn.Module):
         """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what replaces it."""
         raise NotImplementedError
 
-    def parts(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def parts(self, x: Array) -> tuple[Array, Array, Array]:
         """What is added up: expert outputs `[B, T, K, D]`, their weights `[B, T, K]`, the shared expert's output."""
         shared = self.shared(x)
         return (*self.executor(self, x, shared), shared)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: Array) -> Array:
         outputs, weights, shared = self.parts(x)
         routed = (outputs * weights[..., None]).sum(axis=-2).astype(x.dtype)
         return routed + shared

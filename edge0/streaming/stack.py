@@ -31,9 +31,9 @@ class StackLease:
         if not self.stacks:
             self.stacks, self.slots = self._store.stacks(self.layer, self.experts, self.purpose)
 
-    def positions(self, rows: np.ndarray) -> mx.array:
+    def positions(self, rows: np.ndarray) -> np.ndarray:
         """Indices into `experts` to rows of `stacks`, in the same shape."""
-        return mx.array(self.slots[rows])
+        return self.slots[rows]
 
     def release(self) -> None:
         self.stacks = ()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,6 +66,21 @@ class Totals:
     loads_wait_ns: int = 0  # of the engine thread, for reads
 
 
+class Waiting:
+    """A context that is entered several times a layer: a generator's would cost more than most of what it times."""
+
+    __slots__ = ("_recorder", "_reason", "_layer", "_start_ns")
+
+    def __init__(self, recorder: Recorder, reason: str, layer: int):
+        self._recorder, self._reason, self._layer = recorder, reason, layer
+
+    def __enter__(self) -> None:
+        self._start_ns = time.monotonic_ns()
+
+    def __exit__(self, *exception: object) -> None:
+        self._recorder.waited(self._reason, self._layer, time.monotonic_ns() - self._start_ns)
+
+
 @dataclass
 class Recorder:
     """Collects what one engine does. `step` is set by the engine thread. `rows`: keep `loads`, `waits`, `observing`."""
@@ -86,14 +100,9 @@ class Recorder:
         """Routed experts that did not take part; must be 0."""
         return self.drops.total()
 
-    @contextmanager
-    def waiting(self, reason: str, layer: int) -> Iterator[None]:
-        """Write down how long the engine thread stood still, and for what."""
-        start = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self.waited(reason, layer, time.monotonic_ns() - start)
+    def waiting(self, reason: str, layer: int) -> Waiting:
+        """Write down how long the engine thread stands still in a `with` block, and for what."""
+        return Waiting(self, reason, layer)
 
     def waited(self, reason: str, layer: int, ns: int) -> None:
         """Write down time that the engine thread stood still, measured by whoever knows."""

@@ -52,8 +52,8 @@ rule quality_env:
         # A link's target belongs to somebody else.
         "if test -L {params.folder:q}; then echo 'edge0: {params.folder} is a link: remove it first' >&2; exit 2; fi &&"
         " {params.python} -m venv --clear {params.folder:q} > {log:q} 2>&1 &&"
-        " {params.folder:q}/bin/python -m pip install --disable-pip-version-check -r {input.requirements:q} >> {log:q} 2>&1 &&"
-        " {params.folder:q}/bin/python -m pip install --disable-pip-version-check --no-deps -e . >> {log:q} 2>&1 ||"
+        " {params.folder:q}/bin/python -m pip install --no-compile --disable-pip-version-check -r {input.requirements:q} >> {log:q} 2>&1 &&"
+        " {params.folder:q}/bin/python -m pip install --no-compile --disable-pip-version-check --no-deps -e . >> {log:q} 2>&1 ||"
         " {{ tail -n 5 {log:q} >&2; exit 1; }}"
 
 

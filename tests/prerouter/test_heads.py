@@ -33,7 +33,7 @@ def features(heads, config, count, positions=1):
         chosen = [
             mx.array(np.stack([RNG.permutation(config.experts)[:8] for _ in range(positions)])[None]) for _ in range(2)
         ]
-        rows.append(heads.feature(x, *(heads.one_hot(indices) for indices in chosen)))
+        rows.append(heads.features([x], *([heads.one_hot(indices)] for indices in chosen)))
     return mx.concatenate(rows)
 
 
@@ -75,7 +75,7 @@ def test_feature_is_hidden_state_then_this_token_then_the_one_before(checkpoint)
     heads, _, _ = heads_of(checkpoint)
     x = mx.array(RNG.standard_normal((1, 1, config.hidden), np.float32))
     now, before = mx.array([[[3, 0, 7]]]), mx.array([[[1, 2, 30]]])
-    feature = np.array(heads.feature(x, heads.one_hot(now), heads.one_hot(before)))[0, 0]
+    feature = np.array(heads.features([x], [heads.one_hot(now)], [heads.one_hot(before)]))[0, 0]
     assert feature.shape == (config.hidden + 2 * config.experts,)
     assert np.array_equal(feature[: config.hidden], np.array(x)[0, 0])
     assert np.flatnonzero(feature[config.hidden : -config.experts]).tolist() == [0, 3, 7]
@@ -97,11 +97,8 @@ def test_warm_started_heads_without_their_correction_are_the_next_layers_router(
         request.release()
         for owners in engine.schedule.owner_groups:
             one_hots = [engine.heads.one_hot(seen[owner].indices[:, -1:]) for owner in owners]
-            rows = [
-                engine.heads.feature(seen[owner].x[:, -1:], hot, hot)
-                for owner, hot in zip(owners, one_hots, strict=True)
-            ]
-            logits = np.array(engine.heads(owners, mx.concatenate(rows)))
+            rows = engine.heads.features([seen[owner].x[:, -1:] for owner in owners], one_hots, one_hots)
+            logits = np.array(engine.heads(owners, rows))
             for number, owner in enumerate(owners):
                 x = seen[owner].x[:, -1:]
                 native = np.array(engine.blocks[owner + 1].logits(x))[0, 0]
