@@ -15,7 +15,7 @@ from analysis.rows import publishing, run_command
 from analysis.tables import Table, find_tables
 
 MOST_ROWS = 20
-FACTS = ("tier", "condition", "rounds", "n", "session", "drift", "takes", "claims")
+FACTS = ("tier", "condition", "rounds", "n", "session", "note", "drift", "takes", "claims")
 
 
 def readme(results: Path, tables: list[Table]) -> str:

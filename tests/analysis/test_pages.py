@@ -126,10 +126,11 @@ def test_comparisons_with_this_machine_in_them_are_shown_with_their_names(result
 
 def test_what_takes_how_long_and_how_many_rows_reach_the_front_page(results):
     path = results / "mini-35b" / "tab1" / "table.md"
-    path.write_text(path.read_text().replace("- session", "- takes: seconds\n- n: 7 prompts\n- session"))
+    facts = "- takes: seconds\n- n: 7 prompts\n- note: of another time\n- session"
+    path.write_text(path.read_text().replace("- session", facts))
     results_readme.main([str(results)])
     text = (results / "README.md").read_text()
-    assert "- takes: seconds" in text and "- n: 7 prompts" in text
+    assert all(fact in text for fact in ("- takes: seconds", "- n: 7 prompts", "- note: of another time"))
 
 
 def test_a_table_of_given_rows_is_of_the_target_regress_and_named_by_its_rows(results):
