@@ -37,7 +37,7 @@ from analysis.units import interval, number
 
 TIME_BUDGET = "about 10 minutes with the default configuration on two cores"
 WINS, LOSES, NOT_VISIBLE, NOT_RUN = "wins", "loses", "not visible", "not run"
-EARLY = ("prefetch", "hint")  # purposes of reads that nobody needed yet
+EARLY = "prefetch"  # the purpose of reads that nobody needed yet
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Lever:
     pairs: tuple[tuple[str, str], ...]
 
 
-HOT, ADVISE, YIELDS, PREROUTER = "ondemand-hot", "ondemand-hot-advise", "ondemand-hot-advise-yields", "prerouter"
+HOT, ADVISE, PREROUTER = "ondemand-hot", "ondemand-hot-advise", "prerouter"
 LEVERS = (
     Lever(
         "records",
@@ -57,36 +57,11 @@ LEVERS = (
         ((f"{HOT}-records", HOT), (f"{PREROUTER}-records", PREROUTER)),
     ),
     Lever(
-        "direct I/O",
-        "reads that bypass the page cache",
-        ((f"{HOT}-direct", HOT), (f"{PREROUTER}-direct", PREROUTER)),
-    ),
-    Lever(
-        "eviction by frequency",
-        "the bank lets go of what was used least often, old uses counting less",
-        ((f"{HOT}-frequency", HOT), (f"{PREROUTER}-frequency", PREROUTER)),
-    ),
-    Lever(
-        "eviction by predicted use",
-        "the bank lets go sooner of what the next token is known not to use, last of what it is said to use",
-        ((f"{PREROUTER}-predicted", PREROUTER), (f"{ADVISE}-predicted", ADVISE)),
-    ),
-    Lever(
         "a layer's reads together",
         "each thread reads its share of a layer's experts at once, neighbours in one call",
         ((f"{HOT}-layer", HOT), (f"{PREROUTER}-layer", PREROUTER)),
     ),
     Lever("advice", "the prediction only starts reads one token ahead", ((ADVISE, HOT),)),
-    Lever(
-        "advice that yields",
-        "what was not read when its layer's turn comes is dropped, and a need goes first",
-        ((YIELDS, ADVISE), (YIELDS, HOT)),
-    ),
-    Lever(
-        "two tokens ahead",
-        "idle readers also read what is expected of the token after next",
-        ((f"{YIELDS}-ahead", YIELDS), (f"{PREROUTER}-ahead", PREROUTER)),
-    ),
     Lever(
         "launch groups",
         "the predicted layers in 1, 2 or 5 groups instead of as configured",
@@ -116,8 +91,7 @@ HOW_TO_READ = (
     "`reads`: experts read, `early`: those of them that nobody had asked for yet, `calls`: reads asked of the system, "
     "`hits`: experts found in memory, `wait`: the engine thread's waiting for reads; each per step, without -> with.",
     "All arms replay one trace of routes. What advice names is made of the trace, right as often as the trace says; "
-    "where the prediction is the route it is always right. What is expected two tokens ahead is made of the trace "
-    "alike, so that heads of less recall can only give less.",
+    "where the prediction is the route it is always right.",
     "No lever changes a route or a bit of any result.",
 )
 
@@ -160,7 +134,7 @@ def moved(session: Session) -> pd.DataFrame:
     timed = session.steps[session.steps["timed"]]
     means = timed.groupby("run_id")[["loads", "read_calls", "hits", "device_bytes", "wait_ms"]].mean()
     loads = session.loads.merge(timed[["run_id", "step"]], on=["run_id", "step"])
-    early = loads[loads["purpose"].isin(EARLY)].groupby("run_id").size().reindex(means.index, fill_value=0)
+    early = loads[loads["purpose"] == EARLY].groupby("run_id").size().reindex(means.index, fill_value=0)
     means["early"] = early / timed.groupby("run_id").size()
     means["device_mib"] = means["device_bytes"] / MIB
     return means[list(MOVED)]

@@ -318,14 +318,6 @@ class Engine:
             own = slice(number, number + 1)
             lease = self.store.request(owner + 1, np.sort(ids[own], axis=None), PREFETCH)
             request.predictions[owner + 1] = Prediction(forecast.indices[own], forecast.weights[own], ids[own], lease)
-        if forecast.best is not None:
-            self._hint(forecast.owners, np.asarray(forecast.best)[:, 0], ids[:, 0])
-
-    def _hint(self, owners: Sequence[int], best: np.ndarray, predicted: np.ndarray) -> None:
-        """Where readers are idle: read what the heads want next beyond what they predict, for the token after next."""
-        for owner, wanted, ids in zip(owners, best, predicted, strict=True):
-            beyond = wanted[~np.isin(wanted, ids)]
-            self.store.hint(owner + 1, beyond[: self.options.hints].tolist())
 
     @property
     def _heads_follow(self) -> bool:
@@ -360,9 +352,8 @@ class Engine:
     def _forecast(self, group: LaunchGroup, running: Pass, request: Request) -> Forecast | None:
         if self.predictor is None or not group.owners or running.replay.ended:
             return None
-        layers, hints = [owner + 1 for owner in group.owners], self.options.hints
-        forced, told = running.replay.forecast(layers), running.replay.hints(layers) if hints else None
-        return self.predictor.forecast(group.owners, running.executed, request.history, forced, hints, told)
+        forced = running.replay.forecast([owner + 1 for owner in group.owners])
+        return self.predictor.forecast(group.owners, running.executed, request.history, forced)
 
     def _release(self, leases: list[Lease]) -> None:
         for lease in leases:

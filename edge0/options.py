@@ -21,7 +21,7 @@ class EngineOptions:
     lora: bool = True
     adapter_k: int | None = None  # use the adapter set of another K, knowingly
     feature: Literal["executed", "teacher"] = "executed"  # what the heads' one-hots say (8b: teacher is upstream's)
-    io: Literal["pread", "mmap", "direct"] = "pread"  # explicit reads, the paper's page faults, or past the page cache
+    io: Literal["pread", "mmap"] = "pread"  # explicit reads, or the paper's page faults
     assembly: Literal["bank", "stack", "patch"] = "bank"  # slots written in place, or the paper's: stacked, or patched
     fill: Literal["readers", "engine"] = "readers"  # who fills the bank: threads, or (the paper's way) the engine's own
     native: Literal["hot", "exact"] = "hot"  # not predicted: compute what is in memory while the rest is read, or wait
@@ -29,10 +29,7 @@ class EngineOptions:
     kernels: Literal["auto", "int8", "exact", "mlx"] = "mlx"
     kernel_threads: int | None = None  # None: as many as there are cores
     prefill: Literal["auto", "ondemand", "whole-layer"] = "auto"  # by expected coverage, or one way for every layer
-    eviction: Literal["lru", "frequency", "predicted"] = "lru"  # who leaves a full bank first; see streaming.eviction
     reads: Literal["expert", "layer"] = "expert"  # a job of a reader: one expert, or a thread's share of a layer's
-    yields: bool = False  # prerouter=advise: what was not read when its layer's turn comes is dropped, not waited for
-    hints: int = 0  # experts per predicted layer, next in the heads' order, that are read when no other read is left
     bank_bytes: int | None = None  # None: twice the floor, or what `memory_bytes` leaves
     memory_bytes: int | None = None  # all memory of the process; None: no limit
     context: int | None = None  # tokens of a request that memory is planned for; None: up to 8,192 with `memory_bytes`
@@ -59,15 +56,8 @@ class EngineOptions:
         bank = self.assembly == "bank"
         self._require("assembly", not (bank and self.io == "mmap"), "stack or patch with io=mmap")
         self._require("fill", bank or self.fill == "readers", "no choice without a bank: the engine stacks and patches")
-        self._require("eviction", bank or self.eviction == "lru", "lru without a bank")
-        queue = bank and self.fill == "readers"
-        self._require("reads", queue or self.reads == "expert", "expert where no threads read into a bank")
-        early = queue and self.prerouter == "advise"
-        self._require("yields", early or not self.yields, "off but with prerouter=advise, a bank and fill=readers")
-        holds = type(self.hints) is int and self.hints >= 0
-        self._require("hints", holds, "an integer >= 0")
-        early = queue and self.prerouter != "off"
-        self._require("hints", early or not self.hints, "0 but with predictions, a bank and fill=readers")
+        threads = bank and self.fill == "readers"
+        self._require("reads", threads or self.reads == "expert", "expert where no threads read into a bank")
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
         if not holds:

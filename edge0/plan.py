@@ -26,7 +26,6 @@ from edge0.models import ling, qwen
 from edge0.opening import Opening
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.prefill import WHOLE_LAYER_FROM, expected_coverage
-from edge0.streaming.source import DIRECT_BYTES
 from edge0.tiers import QWEN, ModelConfig
 
 # Anonymous memory beside MLX's allocator, measured on Linux with Python 3.11: 55 MiB with the engine open on a unit
@@ -310,8 +309,6 @@ def _scratch(opening: Opening, chunk: int, context: int, item: int, slot: int) -
         staging = slot * max(config.experts, token)
     elif opening.options.assembly == "patch":
         staging = slot * (config.experts + token)  # the patched stacks stay, also while a prompt's are built
-    if opening.options.io == "direct":
-        staging += (opening.options.reader_threads + 1) * DIRECT_BYTES
     return needed * 5 // 4 + staging, kept
 
 

@@ -15,12 +15,11 @@ from edge0.trace import RouteTrace
 
 @dataclass(frozen=True)
 class Replay:
-    """The routes of one pass, and what is predicted of the next one and the one after it. None: the model decides.
-    `ended`: the trace has no next step."""
+    """The routes of one pass, and what is predicted of the next. None: the model decides. `ended`: the trace has no
+    next step."""
 
     now: Mapping[int, np.ndarray] | None = None
     following: Mapping[int, np.ndarray] | None = None
-    later: Mapping[int, np.ndarray] | None = None
     ended: bool = False
 
     @classmethod
@@ -36,8 +35,7 @@ class Replay:
         now = None if step < 0 else trace.step(step)
         ended = step + 1 == trace.tokens
         predicted = trace.advice if advised else trace.step
-        following, later = (predicted(at) if at < trace.tokens else None for at in (step + 1, step + 2))
-        return cls(now, following, later, ended)
+        return cls(now, None if ended else predicted(step + 1), ended)
 
     def route(self, layer: int) -> np.ndarray | None:
         """`[1, 1, K]`: what a layer routes to now."""
@@ -46,10 +44,6 @@ class Replay:
     def forecast(self, layers: Sequence[int]) -> np.ndarray | None:
         """`[layers, 1, K]`: what these layers are predicted to route to at the next token."""
         return None if self.following is None else _rows(self.following, layers)
-
-    def hints(self, layers: Sequence[int]) -> np.ndarray | None:
-        """`[layers, 1, K]`: the same two tokens ahead. No hint of a real head can be better than the trace's own."""
-        return None if self.later is None else _rows(self.later, layers)
 
 
 def _rows(routes: Mapping[int, np.ndarray], layers: Sequence[int]) -> np.ndarray:

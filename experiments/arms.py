@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,28 +34,13 @@ class Arm:
         return self.name.partition("-")[0] + (" without LoRA" if self.options.get("lora") is False else "")
 
 
-# One change to an arm: its words, and what it sets of EngineOptions.
-LEVERS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "records": ("from the repacked checkpoint", {}),
-    "direct": ("by reads that bypass the page cache", {"io": "direct"}),
-    "frequency": ("the bank lets go of what was used least often, old uses counting less", {"eviction": "frequency"}),
-    "predicted": (
-        "the bank lets go sooner of what the next token is known not to use, last of what it is said to use",
-        {"eviction": "predicted"},
-    ),
-    "layer": ("each thread reads its share of a layer's experts at once, neighbours in one call", {"reads": "layer"}),
-    "yields": ("advice that was not read when its layer's turn comes is dropped", {"yields": True}),
-    "ahead": ("idle readers also read what is expected two tokens ahead, 4 experts a layer", {"hints": 4}),
-}
-_ADVISED = {"prerouter": "advise", "native": "hot"}
-
-
-def _levers(base: str, options: Mapping[str, Any], levers: Sequence[str]) -> list[Arm]:
-    """An arm of some options with each of some levers."""
-    return [
-        Arm(f"{base}-{name}", f"as {base}: {LEVERS[name][0]}", options | LEVERS[name][1], records=name == "records")
-        for name in levers
-    ]
+def _levers(base: str, options: Mapping[str, Any]) -> tuple[Arm, Arm]:
+    """An arm of some options, from the repacked checkpoint, and with a layer's reads together."""
+    together = "each thread reads its share of a layer's experts at once, neighbours in one call"
+    return (
+        Arm(f"{base}-records", f"as {base}: from the repacked checkpoint", options, records=True),
+        Arm(f"{base}-layer", f"as {base}: {together}", options | {"reads": "layer"}),
+    )
 
 
 ARMS = {
@@ -115,11 +100,6 @@ ARMS = {
             {"prerouter": "off", "assembly": "patch"},
         ),
         Arm(
-            "ondemand-direct",
-            "as ondemand, by reads that bypass the page cache",
-            {"prerouter": "off", "native": "exact", "io": "direct"},
-        ),
-        Arm(
             "ondemand-advise",
             "the router decides, the prediction only starts reads one token ahead",
             {"prerouter": "advise", "native": "exact"},
@@ -129,23 +109,13 @@ ARMS = {
             "as ondemand, but experts that are in memory compute while the missing ones are read",
             {"prerouter": "off", "native": "hot"},
         ),
-        *_levers(
-            "ondemand-hot",
-            {"prerouter": "off", "native": "hot"},
-            ("records", "direct", "frequency", "layer"),
-        ),
+        *_levers("ondemand-hot", {"prerouter": "off", "native": "hot"}),
         Arm(
             "ondemand-hot-advise",
             "as ondemand-hot, and the prediction starts reads one token ahead",
-            _ADVISED,
+            {"prerouter": "advise", "native": "hot"},
         ),
-        *_levers("ondemand-hot-advise", _ADVISED, ("predicted", "yields")),
-        *_levers("ondemand-hot-advise-yields", _ADVISED | {"yields": True}, ("ahead",)),
-        *_levers(
-            "prerouter",
-            {"prerouter": "route", "native": "exact"},
-            ("records", "direct", "frequency", "predicted", "layer", "ahead"),
-        ),
+        *_levers("prerouter", {"prerouter": "route", "native": "exact"}),
         Arm(
             "ondemand-records",
             "as ondemand, from the repacked checkpoint",

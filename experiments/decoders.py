@@ -118,7 +118,6 @@ class StreamedDecoder:
         engine_options = EngineOptions(**{**options, **arm.options})
         slot = slot_bytes(layout.specs, scale_dtype(engine_options.kernels, models.activation_dtype()))
         engine_options = dataclasses.replace(engine_options, bank_bytes=bank_slots * slot)
-        observer.leaves_pages = engine_options.io != "direct"
         by_readers = engine_options.assembly == "bank" and engine_options.fill == "readers"
         observer.reading_threads = engine_options.reader_threads if by_readers else 1
         source = None

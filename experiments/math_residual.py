@@ -22,7 +22,6 @@ import numpy as np
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE, ModelConfig, read_config
 from experiments.publish import run_command, stamped, write_document
 
@@ -34,7 +33,6 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     "staged": {"native": "exact"},
     "whole-layer": {"prefill": "whole-layer", **NATIVE},
     "staged, filled by the engine": {"native": "exact", "fill": "engine"},
-    "staged, direct reads": {"native": "exact", "io": "direct"},
     "stack": {"io": "mmap", "assembly": "stack", **NATIVE},
     "stack, predicted": {"io": "mmap", "assembly": "stack", "launch_groups": 1},
     "patch, predicted": {"io": "mmap", "assembly": "patch", "launch_groups": 1},
@@ -149,13 +147,7 @@ def measure(model: Path, k: int | None = None, seed: int = 0) -> list[dict[str, 
     tokens = np.random.default_rng(seed).integers(0, config.vocab, PROMPT_TOKENS + STEPS).tolist()
     rows = []
     for name, options in PATHS.items():
-        try:
-            found, about = _run(model, config, k, dict(options), tokens)
-        except Edge0Error as error:
-            if options.get("io") != "direct" or error.kind is not ErrorKind.OPTION_INVALID:
-                raise
-            rows.append({"path": name, "refused": str(error)})  # some file systems have no direct reads
-            continue
+        found, about = _run(model, config, k, dict(options), tokens)
         expected = [reference(applied) for applied in found]
         # What bf16 alone would cost with the same inputs: the reference against itself, each result rounded.
         emulated = residual(expected, [reference(applied, to_bf16) for applied in found])["overall"]

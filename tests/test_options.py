@@ -24,10 +24,9 @@ def test_defaults():
         ("prerouter", "on", "route or advise or off"),
         ("prerouter", None, "route or advise or off"),
         ("feature", "student", "executed or teacher"),
-        ("io", "odirect", "pread or mmap or direct"),
+        ("io", "odirect", "pread or mmap"),
         ("assembly", "slots", "bank or stack or patch"),
         ("fill", "main", "readers or engine"),
-        ("eviction", "fifo", "lru or frequency or predicted"),
         ("reads", "all", "expert or layer"),
         *[
             (name, value, "an integer >= 1")
@@ -60,25 +59,12 @@ def test_page_faults_need_the_papers_stacks(refused):
 def test_only_a_bank_is_filled_by_somebody(refused, assembly):
     refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(assembly=assembly, fill="engine"), "fill", "without a bank")
     assert EngineOptions(assembly=assembly, io="mmap").fill == "readers"
-    assert EngineOptions(fill="engine", io="direct").assembly == "bank"
+    assert EngineOptions(fill="engine").assembly == "bank"
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"assembly": "stack", "eviction": "frequency"}, "eviction"),
-        ({"assembly": "stack", "reads": "layer"}, "reads"),
-        ({"fill": "engine", "reads": "layer"}, "reads"),
-        ({"yields": True}, "yields"),
-        ({"prerouter": "advise", "fill": "engine", "yields": True}, "yields"),
-        ({"hints": -1}, "hints"),
-        ({"hints": 1.5}, "hints"),
-        ({"hints": 4, "prerouter": "off"}, "hints"),
-        ({"hints": 4, "fill": "engine"}, "hints"),
-    ],
-)
-def test_a_lever_needs_what_it_moves(refused, options, name):
-    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(**options), f"option {name}", options[name])
+@pytest.mark.parametrize("options", [{"assembly": "stack"}, {"fill": "engine"}])
+def test_only_threads_read_a_layer_together(refused, options):
+    refused(ErrorKind.OPTION_INVALID, lambda: EngineOptions(reads="layer", **options), "option reads", "layer")
 
 
 def test_the_default_bank_is_twice_the_floor_and_no_more_than_all_experts():

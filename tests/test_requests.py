@@ -179,7 +179,7 @@ def test_a_read_error_ends_the_request_and_nothing_else(checkpoint, monkeypatch,
 
 
 def test_advice_that_could_not_be_read_does_not_end_a_request(checkpoint, monkeypatch):
-    """A prefetch in advisory mode is a hint: whoever needs the expert later reads it again."""
+    """A prefetch in advisory mode promises nothing: whoever needs the expert later reads it again."""
     options = floor_options(checkpoint, k=2, prerouter="advise")
     fault = Fault(monkeypatch)
     with Engine(checkpoint, options, Recorder(fault)) as engine:

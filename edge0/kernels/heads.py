@@ -34,9 +34,6 @@ class KernelHeads(Heads):
         parts = zip((floats(x) for x in xs), executed, previous, strict=True)
         return np.concatenate([np.concatenate(part, axis=-1) for part in parts])
 
-    def best(self, logits: np.ndarray, count: int) -> np.ndarray:
-        return np.argsort(-logits, axis=-1)[..., :count]
-
     def one_hot(self, indices: np.ndarray) -> np.ndarray:
         hot = np.zeros((*indices.shape[:-1], self._experts), np.float32)
         rows = hot.reshape(-1, self._experts)

@@ -64,10 +64,6 @@ class Heads:
         parts = zip((x.astype(self._dtype) for x in xs), executed, previous, strict=True)
         return mx.concatenate([mx.concatenate(part, axis=-1) for part in parts])
 
-    def best(self, logits: Array, count: int) -> Array:
-        """`[..., count]`: the experts of the largest logits, best first."""
-        return mx.argsort(-logits, axis=-1)[..., :count]
-
     def one_hot(self, indices: Array) -> Array:
         """`[..., K]` executed experts to `[..., E]`."""
         return multi_hot(indices, self._experts, self._dtype)

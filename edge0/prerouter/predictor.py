@@ -22,18 +22,15 @@ EXECUTED, TEACHER = "executed", "teacher"
 
 @dataclass(frozen=True)
 class Forecast:
-    """The lazy outputs of one group's heads; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`, `best`
-    `[G, 1, N]` the experts that the heads want most, best first, or None where nobody asked."""
+    """The lazy outputs of one group's heads; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`."""
 
     owners: tuple[int, ...]
     indices: Array
     weights: Array
     history: dict[int, Array]  # owner -> what this token executed, `[1, 1, E]`
-    best: Array | None = None
 
     def arrays(self) -> list[Array]:
-        best = [] if self.best is None else [self.best]
-        return [self.indices, self.weights, *best, *self.history.values()]
+        return [self.indices, self.weights, *self.history.values()]
 
 
 class Predictor:
@@ -48,13 +45,10 @@ class Predictor:
         executed: Mapping[int, Executed],
         history: Mapping[int, Array],
         forced: np.ndarray | None = None,
-        hints: int = 0,
-        told: np.ndarray | None = None,
     ) -> Forecast:
         """Predict the next token's routes of the layers after `owners`, from the last position of this pass.
 
-        `forced` `[G, 1, K]`: what is to be predicted; the heads run as ever and give the weights. `hints`: experts that
-        are told beyond the K best; `told` `[G, 1, N]` are told in their place.
+        `forced` `[G, 1, K]`: what is to be predicted; the heads run as ever and give the weights.
         """
         seen = self.history(owners, executed)
         blank = self._heads.no_history()
@@ -62,10 +56,7 @@ class Predictor:
         xs = [executed[owner].x[:, -1:] for owner in owners]
         logits = self._heads(owners, self._heads.features(xs, [seen[owner] for owner in owners], before))
         indices, weights = self._router(logits, forced=forced)
-        best = told
-        if hints and told is None:
-            best = self._heads.best(logits, indices.shape[-1] + hints)
-        return Forecast(owners, indices, weights, seen, best)
+        return Forecast(owners, indices, weights, seen)
 
     def history(self, owners: Iterable[int], executed: Mapping[int, Executed]) -> dict[int, Array]:
         """What the last position of a pass executed, for a next pass of one token."""

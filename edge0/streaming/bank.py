@@ -8,7 +8,8 @@ buffers of long prompts: a whole layer lies there in its own order. Knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 import mlx.core as mx
@@ -16,9 +17,10 @@ import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout, PartSpec
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.eviction import Eviction, Key, LeastRecent
 from edge0.streaming.reader import ExpertReader, Target, joined
-from edge0.telemetry.loads import HINT, LOADS, PREFETCH, PREFILL, URGENCY, WHOLE, LoadRecord, Recorder
+from edge0.telemetry.loads import LOADS, PREFETCH, PREFILL, WHOLE, Recorder
+
+Key = tuple[int, int]  # layer, expert
 
 
 def slot_bytes(specs: Sequence[PartSpec], dtype: mx.Dtype) -> int:
@@ -61,7 +63,7 @@ class Lease:
         failure: BaseException | None = None
         for key, future in self._pending.items():
             error = future.exception()
-            if error is not None and self._bank.was_a_hint(future, self._purpose):
+            if error is not None and self._purpose != PREFETCH and self._bank.was_prefetched(future):
                 future = self._bank.read_again(key, future, self._purpose)
                 error = future.exception()
             if error is not None:
@@ -82,29 +84,16 @@ class Lease:
 
 
 class Bank:
-    """`slots` experts of any layer; who goes when it is full is the policy's to say.
+    """`slots` experts of any layer, least recently used first out.
 
     Args:
         layout: where experts lie in the files.
         slots: capacity in experts.
         dtype: of scales and biases in memory: that of the activations where MLX computes.
-        policy: by default the least recently used goes first.
-        yielding: purposes of reads that are given up, as long as they have not begun, when their layer is asked for
-            more urgently. Nobody may wait for such a read: who needs its expert asks for it.
     """
 
-    def __init__(
-        self,
-        layout: ExpertLayout,
-        slots: int,
-        dtype: mx.Dtype,
-        reader: ExpertReader,
-        recorder: Recorder,
-        policy: Eviction | None = None,
-        yielding: Collection[str] = (),
-    ):
+    def __init__(self, layout: ExpertLayout, slots: int, dtype: mx.Dtype, reader: ExpertReader, recorder: Recorder):
         self._layout, self._reader, self._recorder = layout, reader, recorder
-        self._policy, self._yielding = policy or LeastRecent(), yielding
         self.capacity = slots
         self.nbytes = slots * slot_bytes(layout.specs, dtype)
         self.stacks: list[mx.array] = []
@@ -122,11 +111,11 @@ class Bank:
             self._raw.append(raw)
             self._memories.append((memory, len(memory) // slots, _widens(spec, dtype)))
         self._targets = [self._run(slot, 1) for slot in range(slots)]
-        self._slot_of: dict[Key, int] = {}
+        self._slot_of: OrderedDict[Key, int] = OrderedDict()  # oldest use first
         self._free = list(range(slots - 1, -1, -1))
         self._pins = [0] * slots
         self._loading: dict[Key, Future] = {}
-        self._hints: dict[Future, LoadRecord] = {}  # those of them that nobody needs yet
+        self._prefetches: set[Future] = set()  # those of them that nobody needed yet when they were asked for
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease:
         """Pin the slots of some experts (sorted, unique ids) and start reading those that are not there.
@@ -139,13 +128,9 @@ class Bank:
         try:
             keys = [(layer, expert) for expert in experts.tolist()]
             self._forget_failed(keys)
-            self._give_up(layer, purpose)
-            if purpose == PREFETCH:
-                self._policy.predicted(layer, experts.tolist())
             # Hits are pinned first, so that no miss may take their slots.
             hits = [key for key in keys if key in self._slot_of]
             for key in hits:
-                self._policy.used(key)
                 self._pin(key, pinned, pending)
             for key in [key for key in keys if key not in self._slot_of]:
                 self._read(key, self._take_slot(), purpose)
@@ -159,17 +144,6 @@ class Bank:
             self._reader.flush()
         return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending, purpose)
 
-    def hint(self, layer: int, experts: Sequence[int]) -> None:
-        """Start to read some experts that may be wanted later, the likeliest first, once readers have nothing else to
-        do. Nothing is pinned or promised: as soon as the slot or the reader is needed, they are given up."""
-        try:
-            for key in [(layer, expert) for expert in experts]:
-                if key not in self._slot_of and (slot := self._idle_slot()) is not None:
-                    self._read(key, slot, HINT)
-                    self._recorder.totals.loads += 1
-        finally:
-            self._reader.flush()
-
     def _read(self, key: Key, slot: int, purpose: str) -> Future:
         """Start to read an expert into a slot that is nobody's; only then does the slot count as the expert's."""
         ranges = self._layout.ranges(*key)
@@ -180,20 +154,19 @@ class Bank:
             self._free.append(slot)
             raise
         self._slot_of[key], self._loading[key] = slot, future
-        self._policy.used(key)
-        if URGENCY[purpose] > 0:
-            self._hints[future] = record
+        if purpose == PREFETCH:
+            self._prefetches.add(future)
         return future
 
-    def was_a_hint(self, future: Future, purpose: str) -> bool:
-        """Whether that read was asked for less urgently than for this purpose."""
-        return future in self._hints and URGENCY[self._hints[future].purpose] > URGENCY[purpose]
+    def was_prefetched(self, future: Future) -> bool:
+        """Whether that read was asked for before anybody needed it."""
+        return future in self._prefetches
 
     def read_again(self, key: Key, failed: Future, purpose: str) -> Future:
         """The read that took the place of a failed one, for a lease that still pins its slot; started if none has."""
         current = self._loading.get(key)
         if current is failed:
-            self._hints.pop(failed, None)
+            self._prefetches.discard(failed)
             again = self._read(key, self._slot_of[key], purpose)
             self._reader.flush()
             return again
@@ -229,7 +202,6 @@ class Bank:
         pending = {(layer, expert): future for expert, future in enumerate(futures)}
         for expert, slot in enumerate(slots):
             self._slot_of[layer, expert] = slot
-            self._policy.used((layer, expert))
             self._pins[slot] += 1
         self._loading |= pending
         self._recorder.totals.loads += count
@@ -268,40 +240,24 @@ class Bank:
     def _vacate(self, key: Key) -> None:
         """Forget an expert; its slot is free once no lease pins it, and nothing is being written to it."""
         future = self._loading.get(key)
-        if future is not None and not future.done() and not self._taken_back(future):
+        if future is not None and not future.done():
             with self._recorder.waiting(LOADS, key[0]):
                 wait([future])
         self._drop(key)
 
-    def _give_up(self, layer: int, purpose: str) -> None:
-        """Now that it is known what a layer needs: forget its less urgent reads that have not begun."""
-        if not self._yielding:
-            return
-        for key, future in [entry for entry in self._loading.items() if entry[0][0] == layer]:
-            if self.was_a_hint(future, purpose) and self._taken_back(future):
-                self._drop(key)
-
-    def _taken_back(self, future: Future) -> bool:
-        """Take a read back, if it may be and has not begun."""
-        record = self._hints.get(future)
-        if record is None or record.purpose not in self._yielding or not future.cancel():
-            return False
-        self._recorder.give_up(record)
-        return True
-
     def _drop(self, key: Key) -> None:
         """An expert is in memory no longer; whatever read it has ended."""
-        self._hints.pop(self._loading.pop(key, None), None)
-        self._policy.forgotten(key)
+        self._prefetches.discard(self._loading.pop(key, None))
         self._free.append(self._slot_of.pop(key))
 
     def _pin(self, key: Key, pinned: list[int], pending: dict[Key, Future]) -> None:
-        """Hold one expert's slot, and note its read if that has not ended well."""
+        """Hold one expert's slot, make it the most recently used, and note its read if that has not ended well."""
         slot = self._slot_of[key]
+        self._slot_of.move_to_end(key)
         self._pins[slot] += 1
         pinned.append(slot)
         if self._read_has_ended(key):
-            self._hints.pop(self._loading.pop(key, None), None)
+            self._prefetches.discard(self._loading.pop(key, None))
         else:
             pending[key] = self._loading[key]
 
@@ -322,33 +278,25 @@ class Bank:
             self._drop(key)
 
     def _take_slot(self) -> int:
-        """A slot that nobody reads or writes. If all that no lease pins are still being read for somebody who let go,
-        one such read is given up or waited for."""
-        slot = self._idle_slot()
-        if slot is not None:
-            return slot
-        candidate = self._policy.first(lambda key: not self._pins[self._slot_of[key]])
-        if candidate is None:
-            raise self._all_in_use("every slot of the bank is in use")
-        self._vacate(candidate)
-        return self._free.pop()
-
-    def _idle_slot(self) -> int | None:
-        """A slot that is free, else that of the expert which the policy lets go; None where all are pinned or read."""
+        """A slot that nobody reads or writes: a free one, else the least recently used one that no lease pins. If all
+        of those are still being read for somebody who let go, the oldest such read is waited for."""
         # A slot freed by a failed read may still be pinned by the lease that met the failure.
         slot = next((slot for slot in reversed(self._free) if not self._pins[slot]), None)
         if slot is not None:
             self._free.remove(slot)
             return slot
-        candidate = self._policy.first(self._may_go)
+        candidate = None
+        for key, slot in self._slot_of.items():
+            if self._pins[slot]:
+                continue
+            if key not in self._loading or self._loading[key].done():
+                candidate = key
+                break
+            candidate = candidate or key
         if candidate is None:
-            return None
+            raise self._all_in_use("every slot of the bank is in use")
         self._vacate(candidate)
         return self._free.pop()
-
-    def _may_go(self, key: Key) -> bool:
-        """Whether nobody reads an expert's slot, or writes to it."""
-        return not self._pins[self._slot_of[key]] and (key not in self._loading or self._loading[key].done())
 
     def _all_in_use(self, what: str) -> Edge0Error:
         return Edge0Error(

@@ -12,8 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.streaming.bank import slot_bytes
-from edge0.streaming.eviction import Key
+from edge0.streaming.bank import Key, slot_bytes
 from edge0.streaming.source import Source
 from edge0.telemetry.loads import Recorder
 

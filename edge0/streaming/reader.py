@@ -23,7 +23,7 @@ import numpy as np
 from edge0.checkpoint.layout import ByteRange
 from edge0.streaming.prefill import even_cuts
 from edge0.streaming.source import Source
-from edge0.telemetry.loads import LOADS, URGENCY, WHOLE, LoadRecord, Recorder
+from edge0.telemetry.loads import LOADS, PREFETCH, WHOLE, LoadRecord, Recorder
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Load:
-    """One expert that was asked for. Until its read begins, its future may be cancelled: then it is not read."""
+    """One expert that was asked for."""
 
     future: Future
     record: LoadRecord
@@ -62,7 +62,7 @@ class ExpertReader(Protocol):
 
 
 class Reader:
-    """Reads experts on `threads` threads, the most urgent first, then first come, first served.
+    """Reads experts on `threads` threads. Order: prefetches last, then first come, first served.
 
     `together`: what is asked for between two flushes is cut into one job per thread, each of neighbours in the file;
     its ranges are announced at once, and those that lie end to end are one read.
@@ -100,13 +100,14 @@ class Reader:
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         for _ in self._threads:
-            self._queue.put((len(URGENCY), next(self._number), None))
+            self._queue.put((2, next(self._number), None))
         for thread in self._threads:
             thread.join()
         self._threads = []
 
     def _put(self, job: list[Load]) -> None:
-        self._queue.put((URGENCY[job[0].record.purpose], next(self._number), job))
+        urgency = 1 if job[0].record.purpose == PREFETCH else 0
+        self._queue.put((urgency, next(self._number), job))
 
     def _work(self) -> None:
         work = Work(self._source, self._recorder, self._advise)
@@ -144,16 +145,11 @@ class Work:
         self._source, self._recorder, self._advise = source, recorder, advise
         self._scratch = bytearray()
 
-    def run(self, job: Sequence[Load], caught: type[BaseException] = BaseException) -> None:
-        """Read a job's experts, but for those that were cancelled, then end their futures; an error is that of all.
-        What is not `caught` passes, and the futures do not end."""
-        loads = [load for load in job if load.future.set_running_or_notify_cancel()]
-        if 0 < len(loads) < len(job):
-            for number, load in enumerate(loads):
-                load.record.calls = 0 if number else len(merged(loads))
+    def run(self, loads: Sequence[Load], caught: type[BaseException] = BaseException) -> None:
+        """Read a job's experts, then end their futures; an error is that of all. What is not `caught` passes, and the
+        futures do not end."""
         try:
-            if loads:
-                self._read(loads)
+            self._read(loads)
         except caught as error:  # handed to who waits for the future, and ends the request
             for load in loads:
                 load.future.set_exception(error)

@@ -1,18 +1,13 @@
-"""Three ways to get the bytes of an expert: explicit reads, direct reads past the page cache, and page faults on a
-mapping (the paper's way).
+"""Two ways to get the bytes of an expert: explicit reads, and page faults on a mapping (the paper's way).
 
-All know files and offsets and nothing of experts, slots or MLX. Descriptors are opened once and kept; every failure
+Both know files and offsets and nothing of experts, slots or MLX. Descriptors are opened once and kept; every failure
 of the storage is an error that names the file and the bytes, never silence.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
-import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,9 +21,6 @@ from edge0.errors import Edge0Error, ErrorKind
 
 VECTORS = 1024  # memories that one preadv may fill (IOV_MAX of Linux and macOS)
 ADVICE_BYTES = 128 << 10  # one read-ahead request is cut, silently, at the device's request size; this fits all
-DIRECT_BYTES = 2 << 20  # one direct read at the most, and each reading thread's buffer for them
-DIRECT_ALIGN = 4096  # bytes; a multiple of the logical block of every disk in use
-DARWIN = sys.platform == "darwin"
 
 
 class Source(Protocol):
@@ -58,13 +50,10 @@ class _OpenFiles:
         self._files: dict[Path, int] = {}
         try:
             for path in paths:
-                self._files[path] = self._open(path)
+                self._files[path] = _open(path)
         except BaseException:
             _OpenFiles.close(self)
             raise
-
-    def _open(self, path: Path) -> int:
-        return _open(path)
 
     def check(self, identities: Mapping[Path, FileIdentity]) -> None:
         for path, descriptor in self._files.items():
@@ -100,7 +89,9 @@ class PreadSource(_OpenFiles):
                 rest[0] = rest[0][count:]
 
     def array(self, piece: ByteRange) -> np.ndarray:
-        return _read_fresh(self, piece)
+        fresh = np.empty(piece.nbytes, np.uint8)
+        self.read(piece, [memoryview(fresh)])
+        return fresh
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         if not hasattr(os, "posix_fadvise"):
@@ -110,76 +101,6 @@ class PreadSource(_OpenFiles):
                 length = min(ADVICE_BYTES, piece.offset + piece.nbytes - start)
                 with suppress(OSError):  # a hint that is not taken is no failure; the read will tell
                     os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
-
-
-class DirectSource(_OpenFiles):
-    """Reads that leave the page cache as it is: `O_DIRECT` on Linux, `F_NOCACHE` on macOS.
-
-    A direct read starts and ends on block boundaries, in memory and in the file. So the blocks around a range go into
-    a page-aligned buffer of the reading thread, and the range is copied out of it.
-
-    Raises:
-        Edge0Error: OPTION_INVALID when a file's file system refuses direct reads.
-    """
-
-    def __init__(self, paths: Iterable[Path]):
-        self._local = threading.local()
-        super().__init__(paths)
-
-    def _open(self, path: Path) -> int:
-        """Some file systems refuse to open, others only to read: one block is read to know."""
-        descriptor = None
-        try:
-            descriptor = os.open(path, os.O_RDONLY | (0 if DARWIN else os.O_DIRECT))
-            if DARWIN:
-                fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-            os.preadv(descriptor, [self._buffer()[:DIRECT_ALIGN]], 0)
-        except OSError as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise _unreadable(path, error) from error
-            raise Edge0Error(
-                ErrorKind.OPTION_INVALID,
-                f"option io: the file system refuses direct reads ({error.strerror})",
-                path=path,
-                expected="pread",
-                found="direct",
-                hint="or copy the checkpoint to a disk that takes them",
-            ) from error
-        return descriptor
-
-    def _buffer(self) -> memoryview:
-        """This thread's buffer; an anonymous mapping starts on a page."""
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(mmap.mmap(-1, DIRECT_BYTES))
-        return self._local.buffer
-
-    def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
-        """
-        Raises:
-            Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
-        """
-        buffer, rest = self._buffer(), list(memories)
-        place, end = piece.offset, piece.offset + piece.nbytes
-        while place < end:
-            start = place - place % DIRECT_ALIGN
-            length = min(len(buffer), -(-(end - start) // DIRECT_ALIGN) * DIRECT_ALIGN)
-            try:
-                count = os.preadv(self._files[piece.path], [buffer[:length]], start)
-            except OSError as error:
-                raise read_failed(piece, str(error)) from error
-            got = buffer[place - start : min(count, end - start)]
-            if not len(got):
-                raise read_failed(piece, f"the file ends after {place - piece.offset} of {piece.nbytes} bytes")
-            place += len(got)
-            _scatter(got, rest)
-
-    def array(self, piece: ByteRange) -> np.ndarray:
-        return _read_fresh(self, piece)
-
-    def advise(self, pieces: Sequence[ByteRange]) -> None:
-        """Nothing: a hint would fill the page cache."""
 
 
 class FaultSource(_OpenFiles):
@@ -222,11 +143,9 @@ def open_source(paths: Iterable[Path], io: str, mmap_random: bool = False) -> So
     """The source for `EngineOptions.io`.
 
     Raises:
-        Edge0Error: FILE_UNREADABLE; OPTION_INVALID where direct reads are refused.
+        Edge0Error: FILE_UNREADABLE.
     """
-    if io == "mmap":
-        return FaultSource(paths, mmap_random)
-    return DirectSource(paths) if io == "direct" else PreadSource(paths)
+    return FaultSource(paths, mmap_random) if io == "mmap" else PreadSource(paths)
 
 
 def read_failed(piece: ByteRange, why: str) -> Edge0Error:
@@ -239,30 +158,8 @@ def read_failed(piece: ByteRange, why: str) -> Edge0Error:
     )
 
 
-def _read_fresh(source: Source, piece: ByteRange) -> np.ndarray:
-    fresh = np.empty(piece.nbytes, np.uint8)
-    source.read(piece, [memoryview(fresh)])
-    return fresh
-
-
-def _scatter(data: memoryview, memories: list[memoryview]) -> None:
-    """Copy bytes into the first of some memories; what was filled is taken off the list."""
-    while len(data):
-        part = data[: len(memories[0])]
-        memories[0][: len(part)] = part
-        data = data[len(part) :]
-        if len(part) == len(memories[0]):
-            memories.pop(0)
-        else:
-            memories[0] = memories[0][len(part) :]
-
-
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> Edge0Error:
-    return Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be opened ({error.strerror})", path=path)
+        raise Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be opened ({error.strerror})", path=path) from error

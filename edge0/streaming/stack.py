@@ -59,9 +59,6 @@ class StackStore:
         rows = np.arange(len(experts), dtype=np.uint32)
         return stacked(self._bundles.of(layer, experts.tolist(), purpose)), rows
 
-    def hint(self, layer: int, experts: Sequence[int]) -> None:
-        """Nothing is read before somebody waits for it."""
-
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
         """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
         return np.zeros(len(experts), bool)

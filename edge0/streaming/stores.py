@@ -8,13 +8,12 @@ from edge0.checkpoint.layout import ExpertLayout
 from edge0.options import EngineOptions
 from edge0.streaming.bank import Bank
 from edge0.streaming.bundles import Bundles
-from edge0.streaming.eviction import eviction
 from edge0.streaming.executor import Store
 from edge0.streaming.patch import PatchStore
 from edge0.streaming.reader import EngineReader, ExpertReader, Reader
 from edge0.streaming.source import Source
 from edge0.streaming.stack import StackStore
-from edge0.telemetry.loads import HINT, PREFETCH, Recorder
+from edge0.telemetry.loads import Recorder
 
 
 def open_store(
@@ -33,7 +32,7 @@ def open_store(
         dtype: of scales and biases in memory.
         k: experts per layer and token.
     """
-    advise = options.advise and options.io == "pread"  # other sources take no advice
+    advise = options.advise and options.io == "pread"  # page faults take no advice
     if options.assembly != "bank":
         bundles = Bundles(layout, capacity, dtype, source, recorder, advise)
         if options.assembly == "stack":
@@ -43,11 +42,8 @@ def open_store(
         reader = EngineReader(source, recorder, advise)
     else:
         reader = Reader(source, recorder, options.reader_threads, advise, options.reads == "layer")
-    # Nobody waits for what only might be wanted; where a prediction is the route, somebody waits for it.
-    yielding = {HINT, PREFETCH} if options.yields else {HINT} if options.hints else set()
     try:
-        policy = eviction(options.eviction, capacity)
-        return Bank(layout, capacity, dtype, reader, recorder, policy, yielding), reader
+        return Bank(layout, capacity, dtype, reader, recorder), reader
     except BaseException:
         reader.close()
         raise

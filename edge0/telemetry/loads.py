@@ -16,8 +16,7 @@ from typing import Protocol
 
 from edge0.checkpoint.layout import ByteRange
 
-DEMAND, PREFETCH, PREFILL, HINT = "demand", "prefetch", "prefill", "hint"
-URGENCY = {DEMAND: 0, PREFILL: 0, PREFETCH: 1, HINT: 2}  # of a read: small goes first
+DEMAND, PREFETCH, PREFILL = "demand", "prefetch", "prefill"
 # What takes the engine thread's time, besides building graphs: it waits for reads, or itself reads, copies and stacks;
 # waits for a router's choice; hands a graph to MLX; waits for what it handed over; brings a token to the host.
 LOADS, ROUTE, LAUNCH, EVALUATE, SAMPLE = REASONS = ("loads", "route", "launch", "evaluate", "sample")
@@ -62,7 +61,6 @@ class Totals:
     hits: int = 0
     asked_bytes: int = 0
     calls: int = 0
-    given_up: int = 0  # reads that were taken back before they began; no other sum has them
     loads_wait_ns: int = 0  # of the engine thread, for reads
 
 
@@ -123,13 +121,6 @@ class Recorder:
         self.totals.calls += calls - sum(record.calls for record in records)
         for number, record in enumerate(records):
             record.calls = 0 if number else calls
-
-    def give_up(self, record: LoadRecord) -> None:
-        """A read that was asked for is not made."""
-        self.totals.given_up += 1
-        self.totals.loads -= 1
-        self.totals.asked_bytes -= record.asked_bytes
-        self.totals.calls -= record.calls
 
     def begin(self, record: LoadRecord, ranges: tuple[ByteRange, ...]) -> None:
         """Called by the loading thread right before the first byte is asked for."""

@@ -468,29 +468,29 @@ def test_a_failure_that_nobody_waited_for_is_read_again(reader):
     lease.wait()
 
 
-def test_a_hint_that_failed_is_read_again_for_who_needs_it_now(reader):
+def test_a_prefetch_that_failed_is_read_again_for_who_needs_it_now(reader):
     """The prefetch was on its way when the need arose; its failure is nobody's error but its own."""
     bank = small_bank(reader, 3)
-    hint, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    early, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
     reader.finish(reader.jobs[0], OSError("gone"))
     submit = reader.submit
     reader.submit = lambda *job: finished(reader, submit(*job))
     need.wait()
     assert all(np.array_equal(a, stored((0, 1), p, mx.float32)) for p, a in enumerate(bytes_of(need, 1)))
-    hint.release(), need.release()
-    assert bank.available == 3 and bank.held(0, np.array([1])).all() and not bank._hints
+    early.release(), need.release()
+    assert bank.available == 3 and bank.held(0, np.array([1])).all() and not bank._prefetches
 
 
-def test_a_hint_that_fails_twice_is_an_error(reader):
+def test_a_prefetch_that_fails_twice_is_an_error(reader):
     bank = small_bank(reader, 3)
-    hint, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    early, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
     reader.finish(reader.jobs[0], OSError("gone"))
     submit = reader.submit
     reader.submit = lambda *job: finished(reader, submit(*job), OSError("still gone"))
     with pytest.raises(OSError, match="still gone"):
         need.wait()
-    hint.release(), need.release()
-    assert bank.available == 3 and not bank.held(0, np.array([1])).any() and not bank._hints
+    early.release(), need.release()
+    assert bank.available == 3 and not bank.held(0, np.array([1])).any() and not bank._prefetches
 
 
 def finished(reader, future, error=None):

@@ -1,26 +1,16 @@
-"""The levers: none of them changes a bit, and each of them really moves something."""
+"""A layer's reads together: fewer calls, the same bits, and a failure that ends the step alone."""
 
 import functools
 
 import pytest
-from reference import PROMPT, TOKENS, direct_or_skip, engine_logits, floor_bytes, same_bits
+from reference import PROMPT, TOKENS, engine_logits, floor_bytes, same_bits
 
 from edge0 import Engine, EngineOptions, ErrorKind
 from edge0.checkpoint.repack import repack
 from edge0.streaming.source import PreadSource, read_failed
-from edge0.telemetry.loads import DEMAND, HINT, PREFETCH, Recorder
+from edge0.telemetry.loads import DEMAND, Recorder
 
 STEPS = 10
-LEVERS = {
-    "frequency": {"eviction": "frequency"},
-    "predicted": {"eviction": "predicted"},
-    "layer": {"reads": "layer"},
-    "direct, layer": {"reads": "layer", "io": "direct"},
-    "hints": {"hints": 3},
-    "hints, layer": {"hints": 3, "reads": "layer", "eviction": "predicted"},
-    "yields": {"yields": True},
-    "all": {"yields": True, "hints": 3, "reads": "layer", "eviction": "predicted"},
-}
 
 
 def run(directory, **options):
@@ -37,28 +27,14 @@ def plain(directory, prerouter):
     return run(directory, k=4, prerouter=prerouter)[0]
 
 
-def has_effect(prerouter, options):
-    return not (prerouter == "off" and "hints" in options or prerouter != "advise" and "yields" in options)
-
-
-@pytest.mark.parametrize(
-    ("prerouter", "lever"),
-    [(way, name) for way in ("off", "route", "advise") for name in LEVERS if has_effect(way, LEVERS[name])],
-)
-def test_no_lever_changes_a_bit(checkpoint, prerouter, lever):
-    options = LEVERS[lever]
-    if options.get("io") == "direct":
-        direct_or_skip(checkpoint.glob("*.safetensors")).close()
-    rows, recorder = run(checkpoint, k=4, prerouter=prerouter, **options)
+@pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
+def test_a_layers_reads_together_change_no_bit(checkpoint, prerouter):
+    rows, recorder = run(checkpoint, k=4, prerouter=prerouter, reads="layer")
     assert all(same_bits(*pair) for pair in zip(rows, plain(checkpoint, prerouter), strict=True))
     totals = recorder.totals
     assert (
         len(recorder.loads) == totals.loads and sum(load.asked_bytes for load in recorder.loads) == totals.asked_bytes
     )
-    if "hints" in options:
-        assert totals.given_up or any(load.purpose == HINT for load in recorder.loads)
-    else:
-        assert not any(load.purpose == HINT for load in recorder.loads)
 
 
 def test_neighbours_are_read_in_one_call(checkpoint, tmp_path):
@@ -74,26 +50,7 @@ def test_neighbours_are_read_in_one_call(checkpoint, tmp_path):
         assert calls["expert"] == each and (calls["layer"] < 9 if each == 9 else calls["layer"] == 1)
 
 
-def test_advice_that_was_not_read_in_time_is_dropped_and_a_need_is_never_behind_it(checkpoint, monkeypatch):
-    """Every read takes longer than a layer: what is advised comes too late, and only what is needed is waited for."""
-    real = PreadSource.read
-
-    def slow(self, piece, memories):
-        sum(range(20_000))
-        real(self, piece, memories)
-
-    rows = plain(checkpoint, "advise")
-    monkeypatch.setattr(PreadSource, "read", slow)
-    found, recorder = run(checkpoint, k=4, prerouter="advise", yields=True, reader_threads=1)
-    assert all(same_bits(*pair) for pair in zip(rows, found, strict=True))
-    assert recorder.totals.given_up > 0
-    assert {DEMAND, PREFETCH} <= {load.purpose for load in recorder.loads}
-
-
-@pytest.mark.parametrize("lever", ["all", "hints", "layer"])
-def test_a_read_that_fails_ends_the_step_and_not_the_engine(checkpoint, monkeypatch, refused, lever):
-    prerouter = "advise" if lever == "all" else "route"
-    options = EngineOptions(k=4, prerouter=prerouter, **LEVERS[lever])
+def test_a_read_that_fails_ends_the_step_and_not_the_engine(checkpoint, monkeypatch, refused):
     real, broken = PreadSource.read, []
 
     def read(self, piece, memories):
@@ -106,7 +63,7 @@ def test_a_read_that_fails_ends_the_step_and_not_the_engine(checkpoint, monkeypa
             engine.step(request, token)
 
     monkeypatch.setattr(PreadSource, "read", read)
-    with Engine(checkpoint, options) as engine:
+    with Engine(checkpoint, EngineOptions(k=4, reads="layer")) as engine:
         expected = engine_logits(engine, PROMPT, TOKENS[:4])
         request = engine.new_request()
         engine.prefill(request, PROMPT)
@@ -118,8 +75,8 @@ def test_a_read_that_fails_ends_the_step_and_not_the_engine(checkpoint, monkeypa
         assert same_bits(engine_logits(engine, PROMPT, TOKENS[:4]), expected)
 
 
-def test_two_requests_that_take_turns_yield_to_each_other_and_keep_their_bits(checkpoint):
-    options = EngineOptions(k=2, prerouter="advise", bank_bytes=1 << 30, **LEVERS["all"])
+def test_two_requests_that_take_turns_keep_their_bits(checkpoint):
+    options = EngineOptions(k=2, prerouter="advise", reads="layer", bank_bytes=1 << 30)
     with Engine(checkpoint, options) as engine:
         alone = [engine_logits(engine, prompt, TOKENS[:6]) for prompt in (PROMPT, PROMPT[4:9])]
         running = [engine.new_request() for _ in alone]
