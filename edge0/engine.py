@@ -21,7 +21,7 @@ from edge0.heap import CACHE_STEP_TOKENS, release_freed_memory
 from edge0.kernels.choice import MLX, resolve, scale_dtype
 from edge0.kernels.heads import KernelHeads
 from edge0.kernels.modules import KernelExperts
-from edge0.kernels.router import HostRouter
+from edge0.kernels.router import KernelRouter
 from edge0.kernels.runner import Kernels
 from edge0.kernels.swap import use_kernels
 from edge0.lazy import Array, as_mlx, finish, start
@@ -87,7 +87,7 @@ class Engine:
         self.context_tokens = plan.context
         self.dtype = models.activation_dtype()
         kind = resolve(options.kernels)
-        self.router = (Router if kind == MLX else HostRouter).of(self.config, self.k)
+        self.router = Router.of(self.config, self.k)
         self.recorder = recorder or Recorder()
         self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
 
@@ -103,6 +103,7 @@ class Engine:
         else:
             self.kernels = Kernels(kind, options.kernel_threads)
             use_kernels(self.model, self.kernels, options.hidden_clip)
+            self.router = KernelRouter(self.router, self.kernels)
         self.blocks = models.moe_blocks(self.model)
         self.heads = self.predictor = None
         if opening.heads is not None:

@@ -11,6 +11,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "router.h"
 #include "types.h"
 
 #define KERNEL(name) name##_plain
@@ -103,6 +104,11 @@ EXPORT void edge0_latent(Handle *h, const Latent *p, const float *x, int t, int 
 EXPORT void edge0_delta(Handle *h, const Delta *p, const float *x, int t, float *const *histories, float *state,
                         float *out, float *normed) {
   RUN(delta, p, x, t, histories, state, out, normed);
+}
+
+EXPORT void edge0_route(Handle *h, const Routing *p, const float *logits, const float *bias, int t, int experts, int forced,
+                        uint32_t *ids, float *weights) {
+  route(h, p, logits, bias, t, experts, forced, ids, weights);
 }
 
 EXPORT void edge0_dense(Handle *h, const void *w, int half, const float *x, int count, int t, int n, int k, int gelu,

@@ -32,11 +32,10 @@ class Core(Protocol):
         """`[t, hidden]` to `x + attention(norm(x))` and the norm of that."""
 
 
-class KernelLayer(nn.Module):
+class KernelLayer:
     """A decoder layer: attention by the kernels, experts as they were."""
 
     def __init__(self, kernels: Kernels, layer: nn.Module, core: Core, clip: float | None):
-        super().__init__()
         self.mlp, self.is_linear = layer.mlp, layer.is_linear
         self._kernels, self._core, self._clip = kernels, core, clip
 

@@ -58,6 +58,13 @@ Delta = _struct(
     "eps lower",
 )
 
+
+class Routing(ctypes.Structure):
+    """As router.h has it."""
+
+    _fields_ = [("k", c_int32), ("groups", c_int32), ("kept", c_int32), ("scale", c_float)]
+
+
 SIGNATURES = {
     "edge0_variant": (c_char_p,),
     "edge0_open": (c_void_p, c_int, c_int, c_int),
@@ -67,6 +74,7 @@ SIGNATURES = {
     "edge0_gated": (None, c_void_p, LINEAR, LINEAR, LINEAR, LINEAR, FLOATS, c_int, FLOATS),
     "edge0_combine": (None, c_void_p, *[FLOATS] * 4, c_int, c_int, c_int, c_float, FLOATS),
     "edge0_dense": (None, c_void_p, c_void_p, c_int, FLOATS, *[c_int] * 5, FLOATS),
+    "edge0_route": (None, c_void_p, POINTER(Routing), FLOATS, FLOATS, *[c_int] * 3, c_void_p, FLOATS),
     "edge0_attention": (
         None,
         c_void_p,

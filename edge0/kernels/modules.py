@@ -36,11 +36,10 @@ def rows(x: Array) -> np.ndarray:
     return floats(x).reshape(-1, x.shape[-1])
 
 
-class KernelLinear(nn.Module):
+class KernelLinear:
     """A quantised linear layer."""
 
     def __init__(self, kernels: Kernels, module: nn.Module):
-        super().__init__()
         self._kernels, self._group = kernels, Group([matrix(module)])
 
     def __call__(self, x: Array) -> np.ndarray:
@@ -48,11 +47,10 @@ class KernelLinear(nn.Module):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-class KernelGated(nn.Module):
+class KernelGated:
     """A gated MLP: a shared expert, or a dense layer. `share`: the gate `[1, D]` of a shared expert that has one."""
 
     def __init__(self, kernels: Kernels, module: nn.Module, share: nn.Module | None = None):
-        super().__init__()
         self._kernels = kernels
         parts = [module.gate_proj, module.up_proj, module.down_proj, *([share] if share is not None else [])]
         self._parts = [matrix(part) for part in parts]
@@ -61,11 +59,10 @@ class KernelGated(nn.Module):
         return self._kernels.gated(rows(x), *self._parts).reshape(x.shape)
 
 
-class HostNorm(nn.Module):
+class HostNorm:
     """The RMS norm before the output matrix, in numpy."""
 
     def __init__(self, norm: nn.RMSNorm):
-        super().__init__()
         self._weight, self._eps = floats(norm.weight), np.float32(norm.eps)
 
     def __call__(self, x: Array) -> np.ndarray:
@@ -74,11 +71,10 @@ class HostNorm(nn.Module):
         return values / np.sqrt(squares + self._eps) * self._weight
 
 
-class KernelGate(nn.Module):
+class KernelGate:
     """8b's router, a plain matrix; `expert_bias` `[E]` takes part in the choice."""
 
     def __init__(self, kernels: Kernels, gate: nn.Module):
-        super().__init__()
         self.expert_bias = floats(gate.expert_bias.astype(mx.float32))
         self._kernels, self._weight = kernels, floats(gate.weight)[None]
 

@@ -215,7 +215,11 @@ static inline float KERNEL(dot_exact)(const uint8_t *w, const void *s, const voi
           memcpy(&word, p + j * 4, 4);
           codes = (word - (v8i){0}) >> shifts & 15;
         } else {
+#if defined(__AVX2__) /* gcc 12 takes the generic conversion apart */
+          codes = (v8i)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + j * 8)));
+#else
           codes = __builtin_convertvector(*(const v8u *)(p + j * 8), v8i);
+#endif
         }
         v8f part = __builtin_convertvector(codes, v8f) * KERNEL(load8)(x + (size_t)(g + i) * GROUP + j * 8);
         if (j & 1)
