@@ -147,6 +147,7 @@ KERNELS = """
 order integer -: Place in the order of time, from 0.
 round integer -: Round, from 0; rows of one round are compared with each other.
 kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT.
+served text -: Who decodes: engine (with its adapters), engine-bare (without), resident (stock mlx-lm).
 k integer experts: Experts that each token is routed to in each layer.
 threads integer threads: Of the kernels, with the engine's own.
 steps integer steps: Decode steps that the row is the mean of.

@@ -317,7 +317,7 @@ class Engine:
         ids = np.asarray(forecast.indices)
         for number, owner in enumerate(forecast.owners):
             own = slice(number, number + 1)
-            lease = self.store.request(owner + 1, np.sort(ids[own], axis=None), PREFETCH)
+            lease = self.store.request(owner + 1, ids[own].flatten(), PREFETCH)
             request.predictions[owner + 1] = Prediction(forecast.indices[own], forecast.weights[own], ids[own], lease)
 
     @property

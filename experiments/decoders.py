@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from edge0 import Engine, EngineOptions, models
-from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.kernels.choice import MLX, kernel_name, scale_dtype
 from edge0.streaming.bank import slot_bytes
@@ -21,6 +20,7 @@ from edge0.tiers import ModelConfig
 from edge0.trace import RouteTrace
 from experiments.arms import Arm
 from experiments.observer import CacheObserver
+from experiments.resident import logits_of, open_resident
 from experiments.window import fault_window
 
 NO_LAYER = -1  # of a wait that belongs to the whole step
@@ -75,16 +75,16 @@ class ResidentDecoder:
 
     def __init__(self, model: Path, config: ModelConfig, k: int):
         self.recorder = Recorder(rows=True)
-        self._model = models.load(model, _choosing(config, k), CheckpointIndex.open(model), streamed=False)
+        self._model, _ = open_resident(model, config, k)
         self.resident_bytes = models.parameter_bytes(self._model)
 
     def begin(self, prompt: list[int]) -> None:
         self._cache = self._model.make_cache()
-        mx.eval(self._model(mx.array([prompt]), self._cache))
+        mx.eval(logits_of(self._model, prompt, self._cache))
 
     def step(self, token: int) -> int:
         self.recorder.step += 1
-        chosen = mx.argmax(self._model(mx.array([[token]]), self._cache)[0, -1])
+        chosen = mx.argmax(logits_of(self._model, [token], self._cache))
         with self.recorder.waiting(EVALUATE, NO_LAYER):
             mx.eval(chosen)
         with self.recorder.waiting(SAMPLE, NO_LAYER):
@@ -92,12 +92,6 @@ class ResidentDecoder:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _choosing(config: ModelConfig, k: int) -> ModelConfig:
-    """The config of the same model with `k` experts per token."""
-    key, text = config.family.config_key, {**config.text, "num_experts_per_tok": k}
-    return dataclasses.replace(config, text=text, raw=text if key is None else {**config.raw, key: text})
 
 
 class StreamedDecoder:

@@ -84,7 +84,7 @@ def test_staged_path_fed_with_the_routers_own_routes_equals_stock_mlx_lm(checkpo
             request.release()
             for layer, (indices, weights) in forced.items():
                 ids = np.array(indices)
-                lease = engine.store.request(layer, np.unique(ids), PREFETCH)
+                lease = engine.store.request(layer, ids.flatten(), PREFETCH)
                 request.predictions[layer] = Prediction(indices, weights, ids, lease)
             rows.append(np.array(engine.step(request, token)))
             executed = engine.executor.running.executed

@@ -9,7 +9,7 @@ buffers of long prompts: a whole layer lies there in its own order. Knows nothin
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 
 import mlx.core as mx
@@ -73,13 +73,9 @@ class Lease:
         if failure is not None:
             raise failure
 
-    def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Indices into `experts` to rows of `stacks`, in the same shape."""
-        return self.slots[rows]
-
     def release(self) -> None:
         """Give the slots up for eviction; only once no unevaluated graph reads them."""
-        self._bank.unpin(self.slots)
+        self._bank.unpin(self.slots.tolist())
         self.slots = self.slots[:0]
 
 
@@ -118,31 +114,32 @@ class Bank:
         self._prefetches: set[Future] = set()  # those of them that nobody needed yet when they were asked for
 
     def request(self, layer: int, experts: np.ndarray, purpose: str) -> Lease:
-        """Pin the slots of some experts (sorted, unique ids) and start reading those that are not there.
+        """Pin the slots of some experts (distinct ids) and start reading those that are not there, in order of ids.
 
         Raises:
             Edge0Error: BANK_TOO_SMALL when every slot is pinned.
         """
-        pinned: list[int] = []
+        keys = [(layer, expert) for expert in experts.tolist()]
         pending: dict[Key, Future] = {}
-        try:
-            keys = [(layer, expert) for expert in experts.tolist()]
+        if self._loading:
             self._forget_failed(keys)
-            # Hits are pinned first, so that no miss may take their slots.
-            hits = [key for key in keys if key in self._slot_of]
-            for key in hits:
-                self._pin(key, pinned, pending)
-            for key in [key for key in keys if key not in self._slot_of]:
-                self._read(key, self._take_slot(), purpose)
-                self._pin(key, pinned, pending)
-            self._recorder.totals.hits += len(hits)
-            self._recorder.totals.loads += len(keys) - len(hits)
-        except BaseException:
-            self.unpin(np.array(pinned, np.uint32))
-            raise
-        finally:
-            self._reader.flush()
-        return Lease(self, layer, experts, np.array([self._slot_of[key] for key in keys], np.uint32), pending, purpose)
+        # Hits are pinned first, so that no miss may take their slots.
+        misses = sorted(key for key in keys if key not in self._slot_of)
+        pinned = [self._pin(key, pending) for key in keys if key in self._slot_of]
+        self._recorder.totals.hits += len(pinned)
+        if misses:
+            try:
+                for key in misses:
+                    self._read(key, self._take_slot(), purpose)
+                    pinned.append(self._pin(key, pending))
+            except BaseException:
+                self.unpin(pinned)
+                raise
+            finally:
+                self._reader.flush()
+            self._recorder.totals.loads += len(misses)
+            pinned = [self._slot_of[key] for key in keys]
+        return Lease(self, layer, experts, np.array(pinned, np.uint32), pending, purpose)
 
     def _read(self, key: Key, slot: int, purpose: str) -> Future:
         """Start to read an expert into a slot that is nobody's; only then does the slot count as the expert's."""
@@ -215,7 +212,8 @@ class Bank:
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
         """For each of some experts, whether it is in memory and its read has ended."""
         keys = [(layer, expert) for expert in experts.tolist()]
-        return np.array([key in self._slot_of and self._read_has_ended(key) for key in keys], bool)
+        there = [key in self._slot_of and (key not in self._loading or self._read_has_ended(key)) for key in keys]
+        return np.array(there, bool)
 
     def kept(self, layer: int) -> int:
         """Experts of a layer that are in memory outside of the layer buffers."""
@@ -228,8 +226,8 @@ class Bank:
         return self._pins.count(0)
 
     def _read_has_ended(self, key: Key) -> bool:
-        future = self._loading.get(key)
-        return future is None or (future.done() and future.exception() is None)
+        future = self._loading[key]
+        return future.done() and future.exception() is None
 
     def _run(self, slot: int, count: int) -> tuple[Target, ...]:
         """The memory of `count` neighbouring slots, piece by piece."""
@@ -250,16 +248,17 @@ class Bank:
         self._prefetches.discard(self._loading.pop(key, None))
         self._free.append(self._slot_of.pop(key))
 
-    def _pin(self, key: Key, pinned: list[int], pending: dict[Key, Future]) -> None:
+    def _pin(self, key: Key, pending: dict[Key, Future]) -> int:
         """Hold one expert's slot, make it the most recently used, and note its read if that has not ended well."""
         slot = self._slot_of[key]
         self._slot_of.move_to_end(key)
         self._pins[slot] += 1
-        pinned.append(slot)
-        if self._read_has_ended(key):
-            self._prefetches.discard(self._loading.pop(key, None))
-        else:
-            pending[key] = self._loading[key]
+        if key in self._loading:
+            if self._read_has_ended(key):
+                self._prefetches.discard(self._loading.pop(key))
+            else:
+                pending[key] = self._loading[key]
+        return slot
 
     def _forget_failed(self, keys: list[Key]) -> None:
         """A read that failed for somebody who no longer waits is read again, not reported to somebody else."""
@@ -268,8 +267,8 @@ class Bank:
             if future is not None and future.done() and future.exception() is not None:
                 self.forget(key, future)
 
-    def unpin(self, slots: np.ndarray) -> None:
-        for slot in slots.tolist():
+    def unpin(self, slots: Iterable[int]) -> None:
+        for slot in slots:
             self._pins[slot] -= 1
 
     def forget(self, key: Key, future: Future) -> None:

@@ -33,12 +33,11 @@ BLOCK_EXPERTS = 16  # missing experts of a prompt that are applied together
 class Lease(Protocol):
     """Some experts of one layer that were asked for; see `bank.Lease`."""
 
-    experts: np.ndarray  # sorted ids
-    slots: np.ndarray  # rows of the stacks, one per expert
+    experts: np.ndarray  # ids, in the order in which they were asked for
+    slots: np.ndarray  # rows of the stacks, one per expert; valid from `wait`
     stacks: Sequence[Array]
 
     def wait(self) -> None: ...
-    def positions(self, rows: np.ndarray) -> np.ndarray: ...
     def release(self) -> None: ...
 
 
@@ -148,30 +147,34 @@ class Executor:
 
     def _step(self, block: StreamedMoE, x: Array, ids: np.ndarray) -> Array:
         """One token, exact or hot."""
-        experts = np.sort(ids, axis=None)  # a token's are distinct
+        experts = ids.reshape(-1)
         held = self._store.held(block.layer, experts) if self._native == "hot" else np.zeros(len(experts), bool)
-        cuts = [cut for cut in (experts[held], experts[~held]) if len(cut)]
-        outputs, order, leases = [], [], []
-        for cut in cuts:
-            leases.append(self._store.request(block.layer, cut, DEMAND))
-            self.running.leases.append(leases[-1])
-        for lease in leases:
+        if held.all() or not held.any():
+            lease = self._ask(block.layer, experts)
+            self._wait(lease, block.layer)
+            return self._apply(block, x, ids, lease)
+        places = [np.flatnonzero(held), np.flatnonzero(~held)]
+        leases = [self._ask(block.layer, experts[part]) for part in places]
+        outputs: list[Array] = []
+        for part, lease in zip(places, leases, strict=True):
             try:
-                with self._recorder.waiting(LOADS, block.layer):
-                    lease.wait()
+                self._wait(lease, block.layer)
             except BaseException:
                 finish(*outputs)  # nothing may run on slots that are about to be let go
                 raise
-            whole = len(cuts) == 1
-            places = np.arange(ids.size) if whole else np.flatnonzero(np.isin(ids.reshape(-1), lease.experts))
-            outputs.append(self._apply(block, x, ids[..., places], lease))
-            order.append(places)
-            if not whole:
-                with self._recorder.waiting(LAUNCH, block.layer):
-                    start(outputs[-1])
-        if len(cuts) == 1:
-            return outputs[0]
-        return take(joined(outputs, -2), np.argsort(np.concatenate(order)), -2)
+            outputs.append(self._apply(block, x, ids[..., part], lease))
+            with self._recorder.waiting(LAUNCH, block.layer):
+                start(outputs[-1])
+        return take(joined(outputs, -2), np.argsort(np.concatenate(places)), -2)
+
+    def _ask(self, layer: int, experts: np.ndarray) -> Lease:
+        lease = self._store.request(layer, experts, DEMAND)
+        self.running.leases.append(lease)
+        return lease
+
+    def _wait(self, lease: Lease, layer: int) -> None:
+        with self._recorder.waiting(LOADS, layer):
+            lease.wait()
 
     def _prompt(self, block: StreamedMoE, x: Array, ids: np.ndarray) -> Array:
         """Many tokens: block after block of experts, further blocks being read while one computes."""
@@ -180,7 +183,8 @@ class Executor:
         outputs, order = [], []
         for lease in self._blocks(block.layer, np.unique(ids)):
             pairs = np.flatnonzero(np.isin(flat, lease.experts))
-            output = self._apply(block, take(rows, pairs // k, 0), flat[pairs][:, None], lease)[:, 0]
+            places = lease.slots[np.searchsorted(lease.experts, flat[pairs])]
+            output = self._experts(take(rows, pairs // k, 0), places[:, None], lease.stacks)[:, 0]
             with self._recorder.waiting(EVALUATE, block.layer):
                 finish(output)
             outputs.append(output)
@@ -201,8 +205,7 @@ class Executor:
             while cuts or ahead:
                 while cuts and (not ahead or len(cuts[0]) <= self._store.available):
                     ahead.append(self._store.request(layer, cuts.popleft(), PREFILL))
-                with self._recorder.waiting(LOADS, layer):
-                    ahead[0].wait()
+                self._wait(ahead[0], layer)
                 yield ahead[0]
                 ahead.popleft().release()
         finally:
@@ -210,15 +213,15 @@ class Executor:
                 lease.release()
 
     def _apply(self, block: StreamedMoE, x: Array, ids: np.ndarray, lease: Lease) -> Array:
-        """Apply experts that are in memory; one that was routed and is not there ends the step."""
-        rows = np.searchsorted(lease.experts, ids)
-        absent = ids[lease.experts.take(rows, mode="clip") != ids]
-        if absent.size:
-            self._recorder.drops[self._recorder.step] += absent.size
+        """Apply a token's experts, leased in the order of their ids; one that was not leased ends the step."""
+        routed, leased = ids.reshape(-1).tolist(), lease.experts.tolist()
+        if routed != leased:
+            absent = [expert for expert in routed if expert not in leased]
+            self._recorder.drops[self._recorder.step] += len(absent)
             raise Edge0Error(
                 ErrorKind.EXPERT_ABSENT,
                 f"layer {block.layer} routed to experts that are not in memory",
                 expected="all of them loaded",
-                found=f"{absent.tolist()} absent",
+                found=f"{absent} absent",
             )
-        return self._experts(x, lease.positions(rows), lease.stacks)
+        return self._experts(x, lease.slots.reshape(ids.shape), lease.stacks)

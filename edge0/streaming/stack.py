@@ -31,10 +31,6 @@ class StackLease:
         if not self.stacks:
             self.stacks, self.slots = self._store.stacks(self.layer, self.experts, self.purpose)
 
-    def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Indices into `experts` to rows of `stacks`, in the same shape."""
-        return self.slots[rows]
-
     def release(self) -> None:
         self.stacks = ()
 
@@ -51,7 +47,7 @@ class StackStore:
         return StackLease(self, layer, experts, purpose)
 
     def stacks(self, layer: int, experts: np.ndarray, purpose: str) -> tuple[list[mx.array], np.ndarray]:
-        """Nine evaluated tensors that hold some experts (sorted, unique ids), and the row of each.
+        """Nine evaluated tensors that hold some experts (distinct ids), and the row of each.
 
         Raises:
             Edge0Error: READ_FAILED.

@@ -50,10 +50,19 @@ def write_rows(folder, name, rows):
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def kernel_rows(times):
+def kernel_rows(times, served="engine"):
     """One row for each way and round; an own kernel's step has 2 ms in kernels."""
     return [
-        {"round": number, "kernels": name, "k": 4, "threads": 2, "loads": 0, "step_ms": ms, "cpu_ms": ms}
+        {
+            "round": number,
+            "kernels": name,
+            "served": served,
+            "k": 4,
+            "threads": 2,
+            "loads": 0,
+            "step_ms": ms,
+            "cpu_ms": ms,
+        }
         | {"experts_ms": 0.0 if name == "mlx" else 1.5, "delta_ms": 0.0 if name == "mlx" else 0.5}
         for name, series in times.items()
         for number, ms in enumerate(series)
@@ -69,6 +78,17 @@ def test_kernels_are_paired_with_mlx_by_round_and_int8_is_judged(tmp_path, int8,
     assert exact.value == pytest.approx(2) and exact.passed is None and exact.goal == ""
     assert judged.passed is passed and judged.goal == ">= 8" and judged.ci_low < judged.value < judged.ci_high
     assert f"int8-avx2, 2 threads, n=3; median 120.0 against {int8[1]:.1f} ms per step, of it 2.0 ms" in judged.note
+
+
+@pytest.mark.parametrize(("bare", "passed"), [([10, 11, 12], True), ([11, 12, 13], False)])
+def test_the_engine_is_paired_with_what_has_every_expert_in_memory(tmp_path, bare, passed):
+    rows = kernel_rows({"mlx": [100, 120, 140], "int8-avx2": [9, 9, 9]})
+    rows += kernel_rows({"int8-avx2": bare}, "engine-bare") + kernel_rows({"int8-avx2": [10, 11, 12]}, "resident")
+    found = measured(tmp_path, "kernels", write_rows(tmp_path, "kernels", rows))
+    assert set(found) == {"kernels.int8.step_ratio.k4", "kernels.streamed_ratio.k4"}
+    judged = found["kernels.streamed_ratio.k4"]
+    assert judged.passed is passed and judged.goal == ">= 0.97" and (judged.value == pytest.approx(1)) == passed
+    assert f"median {bare[1]:.2f} against 11.00 ms per step" in judged.note
 
 
 def test_without_own_kernels_there_is_nothing_to_compare(tmp_path):

@@ -11,6 +11,8 @@ from edge0 import Engine, EngineOptions, ErrorKind
 from edge0.kernels import choice, library, runner
 from edge0.kernels.choice import kernel_name, resolve
 from edge0.kernels.library import Library, load
+from edge0.tiers import read_config
+from experiments.resident import logits_of, open_resident
 
 needed = pytest.mark.skipif(load().loaded is None, reason=load().reason)
 EVERYTHING = 1 << 30
@@ -63,6 +65,16 @@ def test_predicted_routes_give_one_set_of_bits(checkpoint, kernels, way):
     if way == {"bank_bytes": None}:
         way = {"bank_bytes": floor_bytes(checkpoint, k=4, kernels=kernels)}
     assert same_bits(run(checkpoint, kernels=kernels, **way), run(checkpoint, kernels=kernels, bank_bytes=EVERYTHING))
+
+
+@needed
+@pytest.mark.parametrize("kernels", ["int8", "exact"])
+def test_stock_mlx_lm_by_the_same_kernels_gives_the_engines_bits(checkpoint, kernels):
+    model, handle = open_resident(checkpoint, read_config(checkpoint), 4, kernels)
+    cache = model.make_cache()
+    logits = [np.array(logits_of(model, tokens, cache)) for tokens in (PROMPT, *([token] for token in TOKENS[:STEPS]))]
+    handle.close()
+    assert same_bits(np.stack(logits), run(checkpoint, prerouter="off", lora=False, kernels=kernels))
 
 
 @needed

@@ -47,7 +47,7 @@ class Opened:
 
 def held(lease):
     """What a lease's stacks hold of its experts, in their order."""
-    rows = lease.positions(np.arange(len(lease.experts)))
+    rows = lease.slots
     return [np.array(stack)[rows] for stack in lease.stacks]
 
 
@@ -94,7 +94,7 @@ def test_a_row_needs_neither_its_bundle_nor_a_read(opened):
 def test_older_stacks_keep_their_bytes(opened):
     """A lease that was not released, and a graph that was not evaluated, see what was there when they were made."""
     lease = opened.ask(0, [1, 4, 6])
-    graphs = [stack[mx.array(lease.positions(np.arange(3)))] for stack in lease.stacks]
+    graphs = [stack[mx.array(lease.slots)] for stack in lease.stacks]
     for experts in ([0, 2, 3], [2, 3, 5]):
         opened.ask(0, experts).release()
     expected = opened.expected(0, [1, 4, 6])
