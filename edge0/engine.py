@@ -337,8 +337,9 @@ class Engine:
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _layers(self, layers: range, h: Array, masks: list, request: Request) -> Array:
+        modules = self.model.decoder_layers
         for layer in layers:
-            h = self.model.decoder_layers[layer](h, mask=masks[layer], cache=request.cache[layer])
+            h = modules[layer](h, mask=masks[layer], cache=request.cache[layer])
             if self.options.hidden_clip is not None and self.kernels is None:
                 h = mx.clip(mx.where(mx.isnan(h), 0, h), -self.options.hidden_clip, self.options.hidden_clip)
         return h

@@ -51,6 +51,15 @@ class Lease:
     def stacks(self) -> Sequence[mx.array]:
         return self._bank.stacks
 
+    @property
+    def waits(self) -> bool:
+        """Whether some expert's read had not ended when it was asked for, and `wait` was not called since."""
+        return bool(self._pending)
+
+    def ready(self) -> np.ndarray:
+        """For each expert, whether `wait` has nothing to do for it."""
+        return np.array([(self.layer, expert) not in self._pending for expert in self.experts.tolist()], bool)
+
     def wait(self) -> None:
         """Block until every expert is in its slot.
 
@@ -124,10 +133,10 @@ class Bank:
         if self._loading:
             self._forget_failed(keys)
         # Hits are pinned first, so that no miss may take their slots.
-        misses = sorted(key for key in keys if key not in self._slot_of)
         pinned = [self._pin(key, pending) for key in keys if key in self._slot_of]
         self._recorder.totals.hits += len(pinned)
-        if misses:
+        if len(pinned) < len(keys):
+            misses = sorted(key for key in keys if key not in self._slot_of)
             try:
                 for key in misses:
                     self._read(key, self._take_slot(), purpose)

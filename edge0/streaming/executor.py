@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import mlx.core as mx
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
@@ -37,6 +38,9 @@ class Lease(Protocol):
     slots: np.ndarray  # rows of the stacks, one per expert; valid from `wait`
     stacks: Sequence[Array]
 
+    waits: bool
+
+    def ready(self) -> np.ndarray: ...
     def wait(self) -> None: ...
     def release(self) -> None: ...
 
@@ -116,10 +120,7 @@ class Executor:
         if whole is not None and block.layer in whole:
             return self._whole_layer(block, x, whole)
         indices, weights = self._route(block, x)
-        with self._recorder.waiting(ROUTE, block.layer):
-            start(indices)
-            start(shared)  # does not depend on the route: computes while the host looks at it and reads
-            ids = np.asarray(indices)
+        ids = indices if isinstance(indices, np.ndarray) else self._look(block.layer, indices, shared)
         if whole is not None:
             whole.leave()  # the route was looked at, so the layer before has been evaluated
         outputs = self._step(block, x, ids) if x.shape[1] == 1 else self._prompt(block, x, ids)
@@ -129,6 +130,13 @@ class Executor:
         indices, weights = self._router(block.logits(x), block.bias(), self.running.replay.route(block.layer))
         self.running.executed[block.layer] = Executed.of(x, indices)
         return indices, weights
+
+    def _look(self, layer: int, indices: mx.array, shared: mx.array) -> np.ndarray:
+        """A route that is still to be computed comes to the host."""
+        with self._recorder.waiting(ROUTE, layer):
+            start(indices)
+            start(shared)  # does not depend on the route: computes while the host looks at it and reads
+            return np.asarray(indices)
 
     def _staged(self, block: StreamedMoE, x: Array, prediction: Prediction) -> tuple[Array, Array]:
         self.running.executed[block.layer] = Executed(x, prediction.indices)
@@ -146,26 +154,25 @@ class Executor:
         return self._experts(x, indices + int(lease.slots[0]), lease.stacks), weights
 
     def _step(self, block: StreamedMoE, x: Array, ids: np.ndarray) -> Array:
-        """One token, exact or hot."""
-        experts = ids.reshape(-1)
-        held = self._store.held(block.layer, experts) if self._native == "hot" else np.zeros(len(experts), bool)
-        if held.all() or not held.any():
-            lease = self._ask(block.layer, experts)
+        """One token, exact or hot: what is in memory may compute while the rest is being read."""
+        lease = self._ask(block.layer, ids.reshape(-1))
+        if not lease.waits:
+            return self._apply(block, x, ids, lease)
+        ready = lease.ready()
+        if self._native == "exact" or not ready.any():
             self._wait(lease, block.layer)
             return self._apply(block, x, ids, lease)
-        places = [np.flatnonzero(held), np.flatnonzero(~held)]
-        leases = [self._ask(block.layer, experts[part]) for part in places]
-        outputs: list[Array] = []
-        for part, lease in zip(places, leases, strict=True):
-            try:
-                self._wait(lease, block.layer)
-            except BaseException:
-                finish(*outputs)  # nothing may run on slots that are about to be let go
-                raise
-            outputs.append(self._apply(block, x, ids[..., part], lease))
-            with self._recorder.waiting(LAUNCH, block.layer):
-                start(outputs[-1])
-        return take(joined(outputs, -2), np.argsort(np.concatenate(places)), -2)
+        places = np.flatnonzero(ready), np.flatnonzero(~ready)
+        first = self._experts(x, lease.slots[places[0]].reshape(*ids.shape[:-1], -1), lease.stacks)
+        with self._recorder.waiting(LAUNCH, block.layer):
+            start(first)
+        try:
+            self._wait(lease, block.layer)
+        except BaseException:
+            finish(first)  # nothing may run on slots that are about to be let go
+            raise
+        rest = self._experts(x, lease.slots[places[1]].reshape(*ids.shape[:-1], -1), lease.stacks)
+        return take(joined([first, rest], -2), np.argsort(np.concatenate(places)), -2)
 
     def _ask(self, layer: int, experts: np.ndarray) -> Lease:
         lease = self._store.request(layer, experts, DEMAND)

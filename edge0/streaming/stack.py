@@ -23,6 +23,14 @@ class StackLease:
         self.stacks: Sequence[mx.array] = ()
         self._store = store
 
+    @property
+    def waits(self) -> bool:
+        return not self.stacks
+
+    def ready(self) -> np.ndarray:
+        """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
+        return np.zeros(len(self.experts), bool)
+
     def wait(self) -> None:
         """
         Raises:
@@ -56,7 +64,7 @@ class StackStore:
         return stacked(self._bundles.of(layer, experts.tolist(), purpose)), rows
 
     def held(self, layer: int, experts: np.ndarray) -> np.ndarray:
-        """Nothing computes ahead of its neighbours here: a step's stack is built of all its experts at once."""
+        """Nothing is known to be there before somebody waits for it."""
         return np.zeros(len(experts), bool)
 
     def kept(self, layer: int) -> int:
