@@ -9,8 +9,9 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
+from analysis.schema import FILES
 from edge0.errors import Edge0Error, ErrorKind
-from experiments import prefill_cost
+from experiments import endurance, prefill_cost
 from experiments.prefill_cost import UNFINISHED, WAYS, Sample, Unfinished, measure, plan
 
 
@@ -40,16 +41,6 @@ def test_one_way_alone_is_not_repeated_as_its_own_twin():
     ]
 
 
-def test_the_rows_say_which_tier_and_family_they_are_of(checkpoints, tmp_path):
-    command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-8b"]), str(tmp_path)]
-    command += ["--lengths", "5", "--rounds", "1", "--k", "2", "--ways", "auto", "--conditions", "warm"]
-    subprocess.run(command, capture_output=True, check=True)
-    (path,) = tmp_path.rglob("prefill.json")
-    about = json.loads(path.read_text())
-    assert (about["tier"], about["family"], about["k"]) == ("unit-8b", "8b", 2)
-    assert len(pd.read_parquet(path.with_suffix(".parquet"))) == 1
-
-
 def interrupted(monkeypatch, samples):
     """A made-up sample process: the sample's row, until so many have been run; then the process fails."""
     ran = []
@@ -68,6 +59,16 @@ def call(monkeypatch, model, out, *more):
     arguments = [str(model), str(out), "--lengths", "5", "9", "--rounds", "2", "--k", "2", "--ways", "auto", *more]
     monkeypatch.setattr(sys, "argv", ["prefill_cost", *arguments])
     return prefill_cost.main()
+
+
+def test_the_rows_say_which_tier_and_family_they_are_of(checkpoints, tmp_path, monkeypatch):
+    model = checkpoints["unit-8b"]
+    assert call(monkeypatch, model, tmp_path, "--lengths", "5", "--rounds", "1", "--conditions", "warm") == 0
+    (path,) = tmp_path.rglob("prefill.json")
+    about = json.loads(path.read_text())
+    assert (about["tier"], about["family"], about["k"]) == ("unit-8b", "8b", 2)
+    rows = pd.read_parquet(path.with_suffix(".parquet"))
+    assert len(rows) == 1 and FILES["prefill"].problems(rows) == []
 
 
 def test_the_same_command_goes_on_after_an_interruption(checkpoints, tmp_path, monkeypatch):
@@ -110,17 +111,24 @@ def test_a_file_that_this_did_not_write_holds_no_row(tmp_path, text):
     assert Unfinished(tmp_path / UNFINISHED, {"k": 2}).rows == []
 
 
+@pytest.fixture(scope="module")
+def samples(checkpoints):
+    """(way, condition) -> row, all from one process of which only the first is fresh."""
+    every = [
+        Sample(str(checkpoints["unit-35b"]), 2, way, condition, 9) for way in WAYS for condition in ("cold", "warm")
+    ]
+    program = "import json, sys; from experiments.prefill_cost import Sample, measure\n"
+    program += "for sample in json.loads(sys.argv[1]): print(json.dumps(measure(Sample(**sample))))"
+    command = [sys.executable, "-c", program, json.dumps([asdict(sample) for sample in every])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(sample.way, sample.condition): row for sample, row in zip(every, rows, strict=True)}
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("condition", ["cold", "warm"])
-def test_a_sample_says_what_was_read(checkpoints, way, condition):
-    sample = Sample(str(checkpoints["unit-35b"]), 2, way, condition, 9)
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.prefill_cost", "--sample", json.dumps(asdict(sample))],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    row = json.loads(done.stdout)
+def test_a_sample_says_what_was_read(samples, way, condition):
+    row = samples[way, condition]
     every = row["layers"] * row["experts"]
     assert row["experts_read"] == every if way == "whole-layer" else 0 < row["experts_read"] < every
     assert row["read_calls"] == (9 * row["layers"] if way == "whole-layer" else 9 * row["experts_read"])
@@ -133,23 +141,21 @@ def test_a_sample_that_was_not_read_as_it_is_labelled_is_void(checkpoints, refus
     refused(ErrorKind.SESSION_VOID, lambda: measure(sample), "not read by whole layers", "256 experts in 72 calls")
 
 
-def test_a_sample_that_fails_ends_the_run_in_one_line(checkpoints, tmp_path):
-    command = [sys.executable, "-m", "experiments.prefill_cost", str(checkpoints["unit-35b"]), str(tmp_path / "out")]
-    done = subprocess.run([*command, "--k", "99", "--rounds", "1"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].startswith("edge0: ")
+def test_a_sample_that_fails_ends_the_run_in_one_line(checkpoints, tmp_path, monkeypatch, capsys):
+    assert call(monkeypatch, checkpoints["unit-35b"], tmp_path / "out", "--k", "99", "--rounds", "1") == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("edge0: ")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_long_lived_engine_in_small(checkpoints, tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "experiments.endurance", str(checkpoints["unit-8b"]), str(tmp_path)]
-        + ["--tokens", "100", "--requests", "6", "--k", "2"],
-        capture_output=True,
-        check=True,
-    )
+def test_a_long_lived_engine_in_small(checkpoints, tmp_path, monkeypatch):
+    command = ["endurance", str(checkpoints["unit-8b"]), str(tmp_path), "--tokens", "20", "--requests", "6", "--k", "2"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(endurance, "EVERY_TOKENS", 10)
+    assert endurance.main() == 0
     (path,) = tmp_path.rglob("endurance.parquet")
     rows = pd.read_parquet(path)
+    assert FILES["endurance"].problems(rows) == []
     long, short = rows[rows.part == "long"], rows[rows.part == "short"]
-    assert long.number.tolist() == [50, 100] and len(short) == 6
+    assert long.number.tolist() == [10, 20] and len(short) == 6
     assert short.groupby("kind").tokens.nunique().tolist() == [1, 1] and short.tokens.nunique() == 2
     assert (rows.dropped == 0).all() and (short.pinned == 0).all()

@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis.schema import FILES
 from edge0 import Engine, EngineOptions
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
 from edge0.tiers import read_config
 from edge0.trace import generate
-from experiments import preflight, processes, run_arm
+from experiments import preflight, run_arm, sample_tokens
 from experiments import session as module
 from experiments.decoders import ResidentDecoder
 from experiments.gather import text_health
@@ -75,7 +76,7 @@ def test_text_health_finds_the_period_of_a_loop():
 def session(unit_35b, tmp_path_factory):
     root = tmp_path_factory.mktemp("sessions")
     command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b"]
-    command += ["--root", str(root), "--rounds", "2", "--ks", "4", "--timed-steps", "4", "--warmup-steps", "6"]
+    command += ["--root", str(root), "--rounds", "1", "--ks", "4", "--timed-steps", "4", "--warmup-steps", "6"]
     command += ["--prompt-tokens", "5", "--condition", "budget:0.5", "--bank", "0.5", "--log", str(root / "log.txt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -93,7 +94,7 @@ def test_session_keeps_raw_rows_of_every_run_step_and_load(session):
         "tokens.json",
     ]
     runs, steps, loads = (pd.read_parquet(folder / f"{kind}.parquet") for kind in ("runs", "steps", "loads"))
-    assert Counter(runs.role) == {"arm": 8, "aa": 2, "drift": 1}
+    assert Counter(runs.role) == {"arm": 4, "aa": 1, "drift": 1}
     assert (runs.dropped == 0).all() and runs.token_hash.nunique() == 1
     for route in ("ondemand", "prerouter"):
         assert runs[runs.arm.str.startswith(route)].output_hash.nunique() == 1
@@ -109,6 +110,12 @@ def test_session_keeps_raw_rows_of_every_run_step_and_load(session):
     about = json.loads((folder / "session.json").read_text())
     assert about["host"]["os"] and about["resumed"] == []
     assert {about["lower_cache"]} == set(runs.lower_cache) <= {"none", "suspected", "unknown"}
+
+
+@pytest.mark.parametrize("kind", ["runs", "steps", "loads"])
+def test_a_sessions_columns_are_those_of_the_schema(session, kind):
+    rows = pd.read_parquet(session / json.loads((session / "latest.json").read_text())["session"] / f"{kind}.parquet")
+    assert len(rows) and FILES[kind].problems(rows) == []
 
 
 def test_rows_say_how_each_arm_worked_and_where_its_time_went(session):
@@ -225,14 +232,20 @@ def test_a_run_replays_the_routes_of_a_trace(unit_35b, tmp_path, arm):
 
 
 def test_a_run_that_its_memory_limit_kills_is_void_and_the_session_goes_on(unit_35b, tmp_path, monkeypatch):
-    """Where no group can be made, the limit is played; the rows are those of real runs."""
+    """The limit is played, where no group can be made, and every process by this one; the rows are of real runs."""
 
-    def run(arguments, what, limit_bytes, timeout_s):
+    def here(arguments, what, timeout_s):
+        _, name, *rest = arguments
+        monkeypatch.setattr(sys, "argv", [name, *rest])
+        assert {"experiments.run_arm": run_arm, "experiments.sample_tokens": sample_tokens}[name].main() == 0
+
+    def limited(arguments, what, limit_bytes, timeout_s):
         if "resident" in what:
             raise Edge0Error(ErrorKind.MEMORY_TOO_SMALL, f"{what} was killed by its limit of {limit_bytes} bytes")
-        processes.run_python(arguments, what, timeout_s)
+        here(arguments, what, timeout_s)
 
-    monkeypatch.setattr(module, "run_python_limited", run)
+    monkeypatch.setattr(module, "run_python", here)
+    monkeypatch.setattr(module, "run_python_limited", limited)
     monkeypatch.setattr(preflight, "limited_command", lambda limit_bytes: nullcontext())
     options = SessionOptions(
         *(str(unit_35b), "unit-35b"),
