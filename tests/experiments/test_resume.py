@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -34,6 +35,13 @@ def say():
     return Said()
 
 
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that is a second later at every look: no session waits for a stamp of its own."""
+    seconds = itertools.count()
+    monkeypatch.setattr(resume, "_now", lambda: f"20260101T{next(seconds):06}Z")
+
+
 def begun(root, found, say, fresh=False):
     """A session that began, and whose process is gone."""
     with working(root, found, fresh, say) as work:
@@ -53,7 +61,7 @@ def test_an_interrupted_session_of_the_same_identity_is_taken_up_and_keeps_its_s
 
 
 @pytest.mark.parametrize(("found", "fresh"), [({"a": 2}, False), ({}, False), ({"a": 1}, True)])
-def test_another_identity_or_fresh_begins_anew_and_leaves_the_other_alone(tmp_path, say, found, fresh):
+def test_another_identity_or_fresh_begins_anew_and_leaves_the_other_alone(tmp_path, ticking, say, found, fresh):
     first = begun(tmp_path, {"a": 1}, say)
     with working(tmp_path, found, fresh, say) as work:
         assert work.session != first.session and work.resumed == []
@@ -71,7 +79,7 @@ def test_a_session_that_is_being_written_is_never_taken_over(tmp_path, say):
         assert living.folder.exists() and say == []
 
 
-def test_a_folder_that_nobody_touched_for_a_week_is_swept_and_said(tmp_path, say):
+def test_a_folder_that_nobody_touched_for_a_week_is_swept_and_said(tmp_path, ticking, say):
     old, new = begun(tmp_path, {"a": 1}, say), begun(tmp_path, {"a": 2}, say)
     for path in (*old.folder.iterdir(), old.folder):
         os.utime(path, (time.time() - 8 * 86400,) * 2)
@@ -80,7 +88,7 @@ def test_a_folder_that_nobody_touched_for_a_week_is_swept_and_said(tmp_path, say
     assert len(say) == 1 and old.session in say[0]
 
 
-def test_a_session_that_was_killed_before_it_was_announced_is_announced_and_not_measured_again(tmp_path, say):
+def test_a_session_that_was_killed_before_it_was_announced_is_announced_and_not_measured_again(tmp_path, ticking, say):
     first = begun(tmp_path, {"a": 1}, say)
     (tmp_path / first.session).mkdir()
     with working(tmp_path, {"a": 1}, False, say) as work:
@@ -93,7 +101,7 @@ def test_a_session_that_was_killed_before_it_was_announced_is_announced_and_not_
 
 
 @pytest.mark.parametrize(("found", "fresh"), [({"a": 2}, False), ({"a": 1}, True)])
-def test_what_another_finished_session_left_over_is_swept(tmp_path, say, found, fresh):
+def test_what_another_finished_session_left_over_is_swept(tmp_path, ticking, say, found, fresh):
     first = begun(tmp_path, {"a": 1}, say)
     (tmp_path / first.session).mkdir()
     with working(tmp_path, found, fresh, say) as work:
@@ -168,7 +176,7 @@ def command(model, root, *more):
         "--root",
         str(root),
     ]
-    start += ["--rounds", "2", "--ks", "4", "--arms", "ondemand", "prerouter", "--timed-steps", "3"]
+    start += ["--rounds", "2", "--ks", "4", "--arms", "prerouter", "--timed-steps", "3"]
     return [*start, "--warmup-steps", "6", "--prompt-tokens", "5", "--bank", "0.5", *more]
 
 
@@ -193,55 +201,52 @@ def arms_of(session):
     raise AssertionError("no arm was started")
 
 
-def test_a_killed_session_goes_on_without_running_finished_rounds_again(unit_35b, tmp_path):
+def test_an_interrupted_session_goes_on_without_running_finished_rounds_again(unit_35b, tmp_path):
+    """Killed itself, then ended by its arm, then by Ctrl-C: two rounds of two runs, and the first run once more."""
     root = tmp_path / "sessions"
     killed = subprocess.Popen(command(unit_35b, root), stderr=subprocess.DEVNULL)
-    folder = started_run(root, 4)  # in the second of two rounds of three runs
+    folder = started_run(root, 3)  # in the second round, of which one run is finished
     arms = arms_of(killed)
     killed.kill()
     killed.wait()
     _, alive = psutil.wait_procs(arms, timeout=PATIENCE_S)
     assert not alive  # an arm ends with its session
     assert not (root / "latest.json").exists()
-    rows = {path.name: json.loads(path.read_text()) for path in folder.glob("00[0-2]-*-r0.json")}
-    assert len(rows) == 3
+    rows = {path.name: json.loads(path.read_text()) for path in folder.glob("00[01]-*-r0.json")}
+    assert len(rows) == 2 and len(list(folder.glob("002-*-r1.json"))) == 1
 
-    # Interrupted once more, by Ctrl-C this time.
+    orphaned = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
+    assert started_run(root, 2, since_ns=time.time_ns()) == folder
+    for arm in arms_of(orphaned):
+        arm.kill()
+    told = orphaned.communicate(timeout=PATIENCE_S)[1]
+    assert orphaned.returncode == EXIT_CODE
+    assert "1 of 2 rounds are kept" in told and "ended with exit code -9" in told.splitlines()[-1]
+
     listening = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a shell's `&` makes children deaf
     stopped = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True, preexec_fn=listening)
-    assert started_run(root, 4, since_ns=time.time_ns()) == folder
+    assert started_run(root, 3, since_ns=time.time_ns()) == folder
     stopped.send_signal(signal.SIGINT)
     told = stopped.communicate(timeout=PATIENCE_S)[1]
     assert stopped.returncode == 130
     assert "1 of 2 rounds are kept" in told and "--fresh" in told
-    assert "kept: 3 of 7 runs" in told and "003-" in told and "002-" not in told
+    assert "kept: 2 of 5 runs" in told and "002-" in told and "001-" not in told
 
     done = subprocess.run(command(unit_35b, root, "--log", str(tmp_path / "log")), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     stamp = folder.name.removeprefix(".").removesuffix(SUFFIX)
     assert f"going on with session {stamp}" in (tmp_path / "log").read_text()
     assert sorted(path.name for path in root.iterdir()) == [stamp, "latest.json"]
-    assert len(json.loads((root / stamp / "session.json").read_text())["resumed"]) == 2
+    assert len(json.loads((root / stamp / "session.json").read_text())["resumed"]) == 3
     runs = pd.read_parquet(root / stamp / "runs.parquet")
-    assert len(runs) == runs.run_id.nunique() == 7 and set(runs.session) == {stamp}
-    assert runs.role.tolist()[-1] == "drift" and runs.order.tolist() == list(range(7))
+    assert len(runs) == runs.run_id.nunique() == 5 and set(runs.session) == {stamp}
+    assert runs.role.tolist()[-1] == "drift" and runs.order.tolist() == list(range(5))
     assert runs.token_hash.nunique() == 1
     kept = runs[(runs["round"] == 0) & (runs.role != "drift")]
     assert kept.tok_s.tolist() == [rows[name]["tok_s"] for name in sorted(rows)]
     for kind in ("steps", "loads"):
         assert set(pd.read_parquet(root / stamp / f"{kind}.parquet").run_id) == set(runs.run_id)
-    assert len(pd.read_parquet(root / stamp / "steps.parquet")) == 7 * 3
-
-
-def test_an_arm_that_ends_its_session_keeps_the_finished_rounds(unit_35b, tmp_path):
-    root = tmp_path / "sessions"
-    going = subprocess.Popen(command(unit_35b, root), stderr=subprocess.PIPE, text=True)
-    started_run(root, 4)
-    for arm in arms_of(going):
-        arm.kill()
-    told = going.communicate(timeout=PATIENCE_S)[1]
-    assert going.returncode == EXIT_CODE
-    assert "1 of 2 rounds are kept" in told and "ended with exit code -9" in told.splitlines()[-1]
+    assert len(pd.read_parquet(root / stamp / "steps.parquet")) == 5 * 3
 
 
 def test_a_session_that_cannot_go_on_when_nothing_was_finished_leaves_nothing(unit_35b, tmp_path):
