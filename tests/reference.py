@@ -7,6 +7,8 @@ Sequence    a whole token sequence in one forward, predictions shifted by one po
 Nothing here uses the engine's routing, heads, bank or schedule; the streamed model serves only as a place to plug in.
 """
 
+import functools
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -55,6 +57,7 @@ def engine_logits(engine, prompt=PROMPT, tokens=TOKENS):
     return np.stack(rows)
 
 
+@functools.cache
 def floor_bytes(directory, **options):
     """The smallest bank that an engine with these options accepts."""
     with Engine(directory, EngineOptions(**options)) as engine:

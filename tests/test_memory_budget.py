@@ -53,7 +53,7 @@ with Engine(directory, EngineOptions(**options)) as engine:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from /proc")
 @pytest.mark.parametrize("room", ["floor", "two layers"])
 def test_a_process_stays_within_its_budget(checkpoint, room):
-    options = {"k": 4, "context": 700}
+    options = {"k": 4, "context": 450}
     floor = MemoryPlan.of(Opening.of(checkpoint, EngineOptions(**options, memory_bytes=1 << 40)))
     memory = floor.floor_bytes + (0 if room == "floor" else 64 * floor.slot_bytes + (32 << 20))
     plan = MemoryPlan.of(Opening.of(checkpoint, EngineOptions(**options, memory_bytes=memory)))

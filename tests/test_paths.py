@@ -26,6 +26,7 @@ from edge0.telemetry.loads import DEMAND, PREFILL, WHOLE, Recorder
 NATIVE = {"prerouter": "off", "lora": False}
 PAPER = {"io": "mmap", "assembly": "stack"}
 EVERYTHING = 1 << 30  # bytes: more than all experts of a unit tier
+STEPS = 6
 LONG = np.random.default_rng(5).integers(0, 512, 90).tolist()
 
 
@@ -37,11 +38,16 @@ def repacked(checkpoints, tmp_path_factory):
 
 
 @functools.cache
-def stock(checkpoint, k, prompt=tuple(PROMPT), steps=12):
-    return logits_of_stock(stock_model(checkpoint, k), list(prompt), TOKENS[:steps])
+def stock(checkpoint, k):
+    return logits_of_stock(stock_model(checkpoint, k), PROMPT, TOKENS[:STEPS])
 
 
-def run(directory, steps=12, prompt=PROMPT, **options):
+@functools.cache
+def dequantised(checkpoint):
+    return dequantised_logits(checkpoint, 4, tokens=TOKENS[:STEPS])
+
+
+def run(directory, steps=STEPS, prompt=PROMPT, **options):
     """Logits, and a recorder that kept every read."""
     with Engine(directory, EngineOptions(**options), Recorder(rows=True)) as engine:
         logits = engine_logits(engine, prompt, TOKENS[:steps])
@@ -54,6 +60,13 @@ def prefill_loads(recorder):
     return [load for load in recorder.loads if load.purpose == PREFILL]
 
 
+@functools.cache
+def in_one_block(directory):
+    """Logits of a prompt that is one chunk, read on demand, and of the steps after it."""
+    return run(directory, k=4, bank_bytes=EVERYTHING, prefill="ondemand", **NATIVE)[0]
+
+
+@functools.cache
 def two_layers(directory):
     """Bytes of a bank that holds two whole layers and nothing more."""
     with Engine(directory, EngineOptions(k=2, **NATIVE)) as engine:
@@ -80,7 +93,7 @@ def test_whole_layers_chunk_by_chunk(checkpoint, chunk):
     logits, recorder = run(checkpoint, prefill="whole-layer", **options)
     assert same_bits(logits, run(checkpoint, prefill="ondemand", **options)[0])
     chunks = -(-len(PROMPT) // chunk)
-    assert same_bits(logits, run(checkpoint, prefill="ondemand", **(options | {"prefill_chunk": 2048}))[0])
+    assert same_bits(logits, in_one_block(checkpoint))
     assert len(prefill_loads(recorder)) == 9 * chunks * len({load.layer for load in prefill_loads(recorder)})
 
 
@@ -146,13 +159,13 @@ def test_a_layer_that_cannot_be_read_ends_the_prompt_and_not_the_engine(checkpoi
 
     monkeypatch.setattr(PreadSource, "read", read)
     with Engine(checkpoint, options) as engine:
-        expected = engine_logits(engine, LONG, TOKENS[:3])
+        expected = engine_logits(engine, LONG, TOKENS[:1])
         for layer in (engine.config.moe_layers[0], engine.config.moe_layers[3], engine.config.moe_layers[-1]):
             broken[:] = [engine.layout.layer_ranges(layer)[4].offset]
             refused(ErrorKind.READ_FAILED, lambda: engine.prefill(engine.new_request(), LONG), "Input/output error")
             broken.clear()
             assert engine.store.available == engine.store.capacity
-            assert same_bits(engine_logits(engine, LONG, TOKENS[:3]), expected)
+            assert same_bits(engine_logits(engine, LONG, TOKENS[:1]), expected)
 
 
 def test_progress_tells_each_chunk_and_may_end_the_prompt(checkpoint):
@@ -217,8 +230,8 @@ def test_another_requests_predictions_in_a_buffer_are_told_where_whole_layers_we
 def test_hot_equals_exact_with_hits_and_misses_in_one_layer(checkpoint, k, bank):
     options = {"k": k, **NATIVE}
     options["bank_bytes"] = floor_bytes(checkpoint, **options) * (1 if bank == "floor" else 2)
-    hot, recorder = run(checkpoint, 24, native="hot", **options)
-    exact, same = run(checkpoint, 24, native="exact", **options)
+    hot, recorder = run(checkpoint, 12, native="hot", **options)
+    exact, same = run(checkpoint, 12, native="exact", **options)
     assert same_bits(hot, exact)
     assert (recorder.totals.loads, recorder.totals.hits) == (same.totals.loads, same.totals.hits)
     demand = [load for load in recorder.loads if load.purpose == DEMAND]
@@ -230,7 +243,7 @@ def test_hot_equals_exact_with_hits_and_misses_in_one_layer(checkpoint, k, bank)
 
 
 def test_hot_with_lora_and_predictions(checkpoint):
-    assert same_bits(*(run(checkpoint, 12, k=4, native=native)[0] for native in ("hot", "exact")))
+    assert same_bits(*(run(checkpoint, k=4, native=native)[0] for native in ("hot", "exact")))
 
 
 def test_a_failed_read_beside_a_computing_hit_ends_the_step_and_not_the_engine(checkpoint, monkeypatch, refused):
@@ -244,7 +257,7 @@ def test_a_failed_read_beside_a_computing_hit_ends_the_step_and_not_the_engine(c
 
     monkeypatch.setattr(PreadSource, "read", read)
     with Engine(checkpoint, options) as engine:
-        expected = engine_logits(engine, PROMPT, TOKENS)
+        expected = engine_logits(engine, PROMPT, TOKENS[:STEPS])
         request = engine.new_request()
         engine.prefill(request, PROMPT)
         engine.step(request, TOKENS[0])
@@ -253,7 +266,7 @@ def test_a_failed_read_beside_a_computing_hit_ends_the_step_and_not_the_engine(c
         broken.clear()
         request.release()
         assert engine.store.available == engine.store.capacity
-        assert same_bits(engine_logits(engine, PROMPT, TOKENS), expected)
+        assert same_bits(engine_logits(engine, PROMPT, TOKENS[:STEPS]), expected)
 
 
 @pytest.mark.parametrize("failure", [OSError("no"), MemoryError(), KeyboardInterrupt()])
@@ -356,4 +369,4 @@ def test_stock_mlx_lm_cannot_serve_records(repacked, tier):
 @pytest.mark.parametrize("options", [{"native": "hot"}, {"prefill": "whole-layer", "bank_bytes": EVERYTHING}])
 def test_hot_and_whole_layer_stay_near_the_dequantised_reference(checkpoint, options):
     logits, _ = run(checkpoint, k=4, **NATIVE, **options)
-    assert relative_l2(logits, dequantised_logits(checkpoint, 4, tokens=TOKENS[:12])) < 0.01
+    assert relative_l2(logits, dequantised(checkpoint)) < 0.01

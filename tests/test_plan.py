@@ -85,7 +85,7 @@ def test_the_published_shapes(sparse):
 # --- caches --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompts", [(1,), (5, 3), (255,), (256,), (30, 290)])
+@pytest.mark.parametrize("prompts", [(1,), (5, 3), (255,), (256,), (30, 230)])
 def test_caches_of_a_request(checkpoint, prompts):
     with Engine(checkpoint, EngineOptions(k=2)) as engine:
         request = engine.new_request()
@@ -108,8 +108,7 @@ def test_caches_of_a_request(checkpoint, prompts):
 # --- temporaries ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [2, 8])
-@pytest.mark.parametrize("tokens", [64, 256, 1024])
+@pytest.mark.parametrize(("tokens", "k"), [(64, 2), (64, 8), (256, 2), (256, 8), (512, 2), (1024, 8)])
 def test_temporaries_of_a_chunk_are_bounded(checkpoint, k, tokens):
     """By what the plan sets aside, 1.25 times the formula, which in turn is no more than about three times the peak."""
     with Engine(checkpoint, EngineOptions(k=k, prefill_chunk=tokens)) as engine:

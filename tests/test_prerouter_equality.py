@@ -6,7 +6,7 @@ from reference import PROMPT, TOKENS, executed_sets, same_bits, sequence_run
 
 from edge0 import Engine, EngineOptions
 
-STEPS = TOKENS[:20]
+STEPS = TOKENS[:12]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An engine under a route trace: every way of serving executes and reads the trace, bit for bit the same."""
 
 import dataclasses
+import functools
 import io
 from collections import defaultdict
 
@@ -29,32 +30,43 @@ WAYS = {
 }
 
 
-@pytest.fixture
-def trace(checkpoint):
+@functools.cache
+def trace_of(checkpoint):
     config = read_config(checkpoint)
     return generate(config.moe_layers, config.experts, 4, STEPS, 0.25, 1, 5)
+
+
+@pytest.fixture
+def trace(checkpoint):
+    return trace_of(checkpoint)
+
+
+@functools.cache
+def replayed(checkpoint, way):
+    """Two requests of one engine under the trace: the sets that each step executed, and the first one's logits."""
+    sets, logits = [], []
+    with Engine(checkpoint, EngineOptions(k=4, **WAYS[way]), routes=trace_of(checkpoint)) as engine:
+        for prompt in (PROMPT, PROMPT[:1]):
+            request = engine.new_request()
+            rows = [np.array(engine.prefill(request, prompt))]
+            for token in TOKENS:
+                rows.append(np.array(engine.step(request, token)))
+                sets.append(executed_sets(engine))
+            assert request.predictions == {}
+            logits.append(np.stack(rows))
+        assert engine.recorder.dropped == 0
+    return sets, logits[0]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_step_of_every_request_executes_the_trace(checkpoint, trace, way):
     expected = [{layer: frozenset(ids.tolist()) for layer, ids in trace.step(n).items()} for n in range(STEPS)]
-    with Engine(checkpoint, EngineOptions(k=4, **WAYS[way]), routes=trace) as engine:
-        for prompt in (PROMPT, PROMPT[:1]):
-            request = engine.new_request()
-            engine.prefill(request, prompt)
-            for token, chosen in zip(TOKENS, expected, strict=True):
-                engine.step(request, token)
-                assert executed_sets(engine) == chosen
-            assert request.predictions == {}
-        assert engine.recorder.dropped == 0
+    assert replayed(checkpoint, way)[0] == expected * 2
 
 
-def test_ways_that_weigh_alike_give_the_same_bits(checkpoint, trace):
+def test_ways_that_weigh_alike_give_the_same_bits(checkpoint):
     """Weights come from the router, or from a head where the layer is predicted; how experts are read is no matter."""
-    rows = {}
-    for way, options in WAYS.items():
-        with Engine(checkpoint, EngineOptions(k=4, **options), routes=trace) as engine:
-            rows[way] = engine_logits(engine, tokens=TOKENS)
+    rows = {way: replayed(checkpoint, way)[1] for way in WAYS}
     for way in ("hot", "advise", "mmap"):
         assert same_bits(rows[way], rows["ondemand"]), way
     for way in ("one launch", "prerouter-mmap"):
@@ -183,11 +195,8 @@ def test_advice_is_wrong_as_often_as_the_trace_says_and_the_route_never_is(check
     assert all(len(set(ids.tolist())) == trace.k for step in named for ids in step.values())
     assert np.mean(found) / trace.k == pytest.approx(recall, abs=0.1)
     assert all(np.array_equal(named[3][layer], wrong.advice(3)[layer]) for layer in trace.layers)
-    rows = []
-    for routes in (trace, wrong):
-        with Engine(checkpoint, EngineOptions(k=4, prerouter="advise"), routes=routes) as engine:
-            rows.append(engine_logits(engine, tokens=TOKENS))
-    assert same_bits(*rows)
+    with Engine(checkpoint, EngineOptions(k=4, **WAYS["advise"]), routes=wrong) as engine:
+        assert same_bits(engine_logits(engine, tokens=TOKENS), replayed(checkpoint, "advise")[1])
 
 
 def test_a_recall_is_kept_in_the_file_and_needs_wrong_experts_to_name(trace, tmp_path, refused):
