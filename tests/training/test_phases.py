@@ -111,6 +111,7 @@ def test_phase_3_learns_from_its_own_text(task, untrained, checkpoint):
 def test_trained_files_serve_the_answers_that_were_scored(task, tier, checkpoint, copy_of):
     directory = copy_of(tier.name)
     shutil.rmtree(directory / "artifacts")
+    task = dataclasses.replace(task, schedule=dataclasses.replace(SCHEDULE, steps=2), held=task.held[:5])
     heads, _ = phases.train_heads(task, tier.head_hidden)
     lora, _ = phases.train_lora(dataclasses.replace(task, folder=task.folder / "2"), heads)
     for kind, tensors in (("prerouter", heads), ("lora", lora)):
@@ -120,7 +121,7 @@ def test_trained_files_serve_the_answers_that_were_scored(task, tier, checkpoint
         assert all(np.array(loaded[name]).tobytes() == np.array(stored[name]).tobytes() for name in stored)
     scores, _ = score(task.student, task.held, phases.as_stored(heads), phases.as_stored(lora), 256)
     with Engine(directory, EngineOptions(k=K)) as engine:
-        for sample, scored in list(zip(task.held, scores, strict=True))[:6]:
+        for sample, scored in zip(task.held, scores, strict=True):
             request = engine.new_request()
             logits, said = engine.prefill(request, list(sample.tokens[: sample.prompt_length])), []
             while len(said) < len(scored.answer):

@@ -72,12 +72,12 @@ def test_answers_are_those_of_the_engine(checkpoint, k):
     student = Student(checkpoint, k, owners)
     student.use_lora()
     prompts = [PROMPT, PROMPT[3:], PROMPT[::-1]]
-    found = answers(student, prompts, heads, lora, 8, end=-1)
+    found = answers(student, prompts, heads, lora, 5, end=-1)
     with Engine(checkpoint, EngineOptions(k=k)) as engine:
         for prompt, row in zip(prompts, found, strict=True):
             request = engine.new_request()
             logits, said = engine.prefill(request, prompt), []
-            for _ in range(8):
+            for _ in range(5):
                 said.append(int(mx.argmax(logits).item()))
                 logits = engine.step(request, said[-1])
             request.release()
