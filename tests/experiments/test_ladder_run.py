@@ -20,10 +20,11 @@ RUNGS = ["fp", "fp", "int4", "int4", "untrained-heads", "phase1", "phase2", "fin
 def climbed(tmp_path_factory):
     place = tmp_path_factory.mktemp("ladder")
     teacher.write(KEPT, place / "model")
-    sizes = {"k": 4, "seed": 3, "held": 1, "prompts": 3, "phase1": 2, "phase2": 2, "phase3": 1}
+    sizes = {"k": 4, "seed": 3, "held": 1, "prompts": 2, "phase1": 2, "phase2": 2, "phase3": 1}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     command = [place / "model", "--original", KEPT, "--root", place / "rows", "--work", place / "work"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "STOPPING", 2)
         for name in ("PHASE1", "PHASE2", "PHASE3"):
             patch.setattr(ladder, name, dataclasses.replace(getattr(ladder, name), batch=4))
         assert ladder.main([*map(str, command), "--tier", "tiny-35b", *options]) == 0

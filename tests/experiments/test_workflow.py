@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -52,10 +54,42 @@ FINISHED = {
 }
 
 
+# Importing takes longer than a dry run: one process imports what all of them do, and forks for each.
+FORKING = """
+import json, os, sys
+import experiments.config, smart_open, snakemake.cli, snakemake.report
+
+for line in sys.stdin:
+    output, errors, arguments = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for path, number in ((output, 1), (errors, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        snakemake.cli.main(arguments)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A copy of the workflow, and a Snakemake that was started in it."""
+
+    folder: Path
+    snakemake: subprocess.Popen
+
+    def called(self, *arguments: str) -> subprocess.CompletedProcess:
+        """What `snakemake -n` does with these arguments."""
+        said = [self.folder.parent / name for name in ("stdout", "stderr")]
+        self.snakemake.stdin.write(json.dumps([*map(str, said), ["-n", *arguments]]) + "\n")
+        self.snakemake.stdin.flush()
+        code = int(self.snakemake.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, *(path.read_text() for path in said))
+
+
 @pytest.fixture(scope="module")
-def workflow(tmp_path_factory) -> Path:
-    """A copy of the workflow without results, where a dry run leaves nothing behind in the project."""
-    folder = tmp_path_factory.mktemp("workflow")
+def workflow(tmp_path_factory) -> Iterator[Workflow]:
+    """The workflow without results, where a dry run leaves nothing behind in the project."""
+    folder = tmp_path_factory.mktemp("workflow") / "copy"
     for name in ("Snakefile", "experiments", "analysis", "edge0", "profiles", "results/paper"):
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,23 +97,20 @@ def workflow(tmp_path_factory) -> Path:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    return folder
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FORKING], cwd=folder, **pipes) as process:
+        yield Workflow(folder, process)
 
 
-def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "snakemake", "-n", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def dry_run(folder: Path, *arguments: str, quiet: tuple[str, ...] = ("--quiet", "host")) -> str:
-    done = called(folder, *arguments, *quiet)
+def dry_run(workflow: Workflow, *arguments: str, quiet: tuple[str, ...] = ("--quiet", "host")) -> str:
+    done = workflow.called(*arguments, *quiet)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout + done.stderr
 
 
-def refusal(folder: Path, *arguments: str) -> str:
+def refusal(workflow: Workflow, *arguments: str) -> str:
     """The one line with which a call ends before anything is run."""
-    done = called(folder, *arguments)
+    done = workflow.called(*arguments)
     assert done.returncode == EXIT_CODE, done.stderr + done.stdout
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("edge0: "))
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
@@ -119,17 +150,17 @@ def test_ledger_and_report_measure_nothing(workflow, target):
 
 
 @pytest.fixture
-def measured(workflow) -> Iterator[Path]:
+def measured(workflow) -> Iterator[Workflow]:
     """The workflow after everything was measured once, and no table made.
 
     Without latest.json: a dry run cannot know that a rule's parameters changed, so that what measures shows only there.
     """
     for folder, document in FINISHED.items():
-        path = workflow / folder / STAMP / document
+        path = workflow.folder / folder / STAMP / document
         path.parent.mkdir(parents=True)
         path.write_text("{}")
     yield workflow
-    shutil.rmtree(workflow / "results" / "box")
+    shutil.rmtree(workflow.folder / "results" / "box")
 
 
 def measuring(found: dict[str, str]) -> set[str]:
@@ -160,7 +191,7 @@ def test_table_4_of_nothing_measures_table_3_and_a_fit_does_not(workflow):
 
 
 def test_a_newer_session_of_table_3_makes_the_fits_table_anew(measured):
-    newer = measured / TIER / "tab3/sessions/20260303T000000Z/session.json"
+    newer = measured.folder / TIER / "tab3/sessions/20260303T000000Z/session.json"
     newer.parent.mkdir()
     newer.write_text("{}")
     assert "20260303T000000Z/session.json" in jobs(dry_run(measured, "fit", *BOX))["fit_table"]
