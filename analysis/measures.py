@@ -10,12 +10,12 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from analysis.bench import Measure, Place, aa_ratio, dropped, memory_peak, overlap, place_of, row, to_json
+from analysis.bench import Measure, aa_ratio, dropped, memory_peak, overlap, place_of, row, to_json
 from analysis.rows import MIB, Session, load_session, named, paired, read_json, run_command
+from analysis.speed import kernels_measures, place_in, speed_measures, work_measures
 from analysis.statistics import Ratio, paired_ratio
 
 RESIDENT_GOAL = 0.95
@@ -23,8 +23,6 @@ READS_GOAL = 2.5
 TTFT_GOAL = 3.0
 SHORT_PROMPT = 27  # tokens
 GROWTH_GOAL_MIB = 4.0
-KERNELS_GOAL = 8.0
-STREAMED_GOAL = 0.97
 
 
 def overlap_measures(session: Session) -> list[Measure]:
@@ -71,55 +69,7 @@ def reads_measures(path: Path) -> list[Measure]:
     )
     passed = bool(ratio.ratio >= READS_GOAL)
     goal = f">= {READS_GOAL:.2f}"
-    return [row(_place(about), "reads.fault_ratio", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)]
-
-
-def kernels_measures(path: Path) -> list[Measure]:
-    """A decode step with MLX's own operations over one with own kernels, all experts in memory, paired by round; `path`
-    is the kernels.json of the rows. Where no kernels were built there is nothing to compare.
-
-    Raises ValueError, one line, when the files are not readable.
-    """
-    about = read_json(path)
-    every = pd.read_parquet(path.with_suffix(".parquet"))
-    rows = every[every.served == "engine"]
-    place, times = _place(about), rows.pivot(index="round", columns="kernels", values="step_ms")
-    measures = _streamed(every, place, about["k"])
-    for name in sorted(set(times) - {"mlx"}):
-        own, kind = rows[rows.kernels == name], name.partition("-")[0]
-        ratio = paired_ratio(times["mlx"].to_numpy(), times[name].to_numpy())
-        inside = own.filter(regex="_ms$").drop(columns=["step_ms", "cpu_ms"]).sum(axis=1)
-        note = (
-            f"{name}, {own.threads.iloc[0]} threads, n={ratio.n}; median {times['mlx'].median():.1f} against "
-            f"{times[name].median():.1f} ms per step, of it {inside.median():.1f} ms in kernels; "
-            f"{own.loads.sum()} experts read"
-        )
-        judged = kind == "int8"
-        goal, passed = (f">= {KERNELS_GOAL:.0f}", bool(ratio.ratio >= KERNELS_GOAL)) if judged else ("", None)
-        name = f"kernels.{kind}.step_ratio.k{about['k']}"
-        measures.append(row(place, name, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note))
-    return measures
-
-
-def _streamed(rows: pd.DataFrame, place: Place, k: int) -> list[Measure]:
-    """A step of mlx-lm's own forward over one of the engine without adapters, both by the same kernels."""
-    bare, resident = (rows[rows.served == served].set_index("round") for served in ("engine-bare", "resident"))
-    if bare.empty:
-        return []
-    ratio = paired_ratio(resident.step_ms.to_numpy(), bare.step_ms.loc[resident.index].to_numpy())
-    note = (
-        f"tok/s over stock mlx-lm with every expert in memory and the same kernels ({bare.kernels.iloc[0]}), no "
-        f"adapters, {bare.threads.iloc[0]} threads, n={ratio.n}; median {bare.step_ms.median():.2f} against "
-        f"{resident.step_ms.median():.2f} ms per step; {bare.loads.sum()} experts read"
-    )
-    goal, passed = f">= {STREAMED_GOAL:.2f}", bool(ratio.ratio >= STREAMED_GOAL)
-    return [
-        row(place, f"kernels.streamed_ratio.k{k}", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)
-    ]
-
-
-def _place(about: dict[str, Any]) -> Place:
-    return about.get("commit") or "", about["session"]
+    return [row(place_in(about), "reads.fault_ratio", ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)]
 
 
 def layout_measures(session: Session) -> list[Measure]:
@@ -173,7 +123,7 @@ def prefill_measures(path: Path) -> list[Measure]:
     """
     about = read_json(path)
     rows = pd.read_parquet(path.with_suffix(".parquet"))
-    place = _place(about)
+    place = place_in(about)
     measures = []
     for (condition, tokens), here in rows.groupby(["condition", "tokens"]):
         cells = {way: part.set_index("round")["ttft_ms"] for way, part in here[here.role == "arm"].groupby("way")}
@@ -210,7 +160,7 @@ def endurance_measures(path: Path) -> list[Measure]:
     Growth is taken from a tenth of the way on, when everything that a process does once has been done.
     """
     about = read_json(path)
-    rows, place = pd.read_parquet(path.with_suffix(".parquet")), _place(about)
+    rows, place = pd.read_parquet(path.with_suffix(".parquet")), place_in(about)
     long, short = (rows[rows.part == part] for part in ("long", "short"))
     settled = long[long.number >= long.number.max() / 10]
     anonymous = settled.rss_anon_bytes - settled.request_bytes - settled.alloc_cache_bytes
@@ -271,6 +221,8 @@ KINDS: dict[str, Callable[[Path], list[Measure]]] = {
     "resident": from_session(resident_measures),
     "reads": lambda path: reads_measures(named(path, "reads.json")),
     "kernels": lambda path: kernels_measures(named(path, "kernels.json")),
+    "speed": from_session(speed_measures),
+    "work": lambda path: work_measures(named(path, "work.json")),
     "layout": from_session(layout_measures),
     "hot": from_session(hot_measures),
     "prefill": lambda path: prefill_measures(named(path, "prefill.json")),

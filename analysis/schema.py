@@ -87,6 +87,7 @@ FILES = {
     "kernels": File.parse(
         "<session>/kernels.parquet", "Some decode steps of one way to compute.", schema_columns.KERNELS
     ),
+    "work": File.parse("<session>/work.parquet", "Some decode steps of one shape.", schema_columns.WORK),
     "agreement": File.parse("<session>/agreement.parquet", "A load under a budget.", schema_columns.AGREEMENT),
     "reads": File.parse("<session>/reads.parquet", "Some experts of a layer, read cold.", schema_columns.READS),
     "endurance": File.parse("<session>/endurance.parquet", "A look at a long-lived engine.", schema_columns.ENDURANCE),

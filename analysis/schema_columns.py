@@ -164,6 +164,19 @@ dense_ms number ms: Prerouter heads, and routers that are not quantised.
 combine_ms number ms: Adding a layer's parts up.
 """
 
+WORK = """
+order integer -: Place in the order of time, from 0.
+round integer -: Round, from 0; rows of one round are compared with each other.
+kernels text -: What computes: mlx (MLX's own), int8-VARIANT or exact-VARIANT.
+steps integer steps: Decode steps that the row is the mean of.
+k integer experts: Experts that each token is routed to in each layer.
+layers integer layers: Of the model.
+experts integer experts: Of each layer.
+step_ms number ms: Time of a step, every expert in memory.
+cpu_ms number ms: Processor time of all threads during it.
+loads integer loads: Expert reads that the steps asked for.
+"""
+
 AGREEMENT = """
 by text -: Way of keeping the budget: eviction (our own), cgroup or balloon.
 exponent number -: The stream of loads: 0 is uniform, else Zipf's exponent.

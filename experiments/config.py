@@ -30,6 +30,8 @@ LISTS = (
     "ks",
     "prefill_tokens",
     "tab1_tiers",
+    "full_tiers",
+    "full_ks",
     "ladder_tiers",
     "ladder_seeds",
     "ladder_controls",

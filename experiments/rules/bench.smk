@@ -60,6 +60,33 @@ rule bench_resident_session:
         " --experiment resident --root {params.root:q} --log {log:q} {params.session}"
 
 
+# Every arm of Table 3 by the engine's own kernels where they run, as a user has it.
+rule bench_speed_session:
+    input:
+        model=lambda wildcards: to_measure("models/mini-35b", f"{BENCH}/sessions/speed"),
+    output:
+        f"{BENCH}/sessions/speed/latest.json",
+    log:
+        f"{BENCH}/logs/speed.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        root=subpath(output[0], parent=True),
+        session=WORKFLOW.session_arguments(
+            condition="budget:0.5",
+            ks=[8],
+            kernels="auto",
+            rounds=config["bench_rounds"],
+        ),
+        started=STARTED,
+    shell:
+        "{params.python} -m experiments.session --model {input.model:q} --tier mini-35b"
+        " --experiment speed --root {params.root:q} --log {log:q} {params.session}"
+
+
 rule bench_reads:
     input:
         model=lambda wildcards: to_measure(
@@ -103,21 +130,47 @@ rule bench_kernels:
         "{params.python} -m experiments.kernel_cost {input.model:q} {params.out:q} > {log:q}"
 
 
+# Makes its own checkpoints, which go with the run.
+rule bench_work:
+    input:
+        source=lambda wildcards: to_measure(
+            "experiments/work_cost.py", f"{BENCH}/sessions/work", "work.json"
+        ),
+    output:
+        f"{BENCH}/sessions/work/latest.json",
+    log:
+        f"{BENCH}/logs/work.log",
+    conda:
+        "../envs/harness.yaml"
+    resources:
+        measuring=1,
+    params:
+        python=sys.executable,
+        out=subpath(output[0], parent=True),
+        started=STARTED,
+    shell:
+        "mkdir -p models && {params.python} -m experiments.work_cost models {params.out:q} > {log:q}"
+
+
 rule bench_measures:
     input:
         overlap=f"{BENCH}/sessions/overlap/latest.json",
         resident=f"{BENCH}/sessions/resident/latest.json",
+        speed=f"{BENCH}/sessions/speed/latest.json",
         reads=lambda wildcards: measured(
             f"{BENCH}/sessions/reads", "reads.json", "bench"
         ),
         kernels=lambda wildcards: measured(
             f"{BENCH}/sessions/kernels", "kernels.json", "bench"
         ),
+        work=lambda wildcards: measured(f"{BENCH}/sessions/work", "work.json", "bench"),
     output:
         overlap=f"{BENCH}/measures/overlap.json",
         resident=f"{BENCH}/measures/resident.json",
+        speed=f"{BENCH}/measures/speed.json",
         reads=f"{BENCH}/measures/reads.json",
         kernels=f"{BENCH}/measures/kernels.json",
+        work=f"{BENCH}/measures/work.json",
     log:
         f"{BENCH}/logs/measures.log",
     conda:
@@ -125,11 +178,13 @@ rule bench_measures:
     params:
         python=sys.executable,
     shell:
-        "for kind in overlap resident reads kernels; do "
+        "for kind in overlap resident speed reads kernels work; do "
         "case $kind in overlap) from={input.overlap}; to={output.overlap};; "
         "resident) from={input.resident}; to={output.resident};; "
+        "speed) from={input.speed}; to={output.speed};; "
         "reads) from={input.reads}; to={output.reads};; "
-        "kernels) from={input.kernels}; to={output.kernels};; esac; "
+        "kernels) from={input.kernels}; to={output.kernels};; "
+        "work) from={input.work}; to={output.work};; esac; "
         "{params.python} -m analysis.measures $kind $from $to; done > {log:q}"
 
 
@@ -155,8 +210,10 @@ rule bench_table:
     input:
         f"{BENCH}/measures/overlap.json",
         f"{BENCH}/measures/resident.json",
+        f"{BENCH}/measures/speed.json",
         f"{BENCH}/measures/reads.json",
         f"{BENCH}/measures/kernels.json",
+        f"{BENCH}/measures/work.json",
     output:
         csv=f"{BENCH}/bench.csv",
         table=f"{BENCH}/table.md",

@@ -95,6 +95,64 @@ def test_without_own_kernels_there_is_nothing_to_compare(tmp_path):
     assert measured(tmp_path, "kernels", write_rows(tmp_path, "kernels", kernel_rows({"mlx": [1, 2, 3]}))) == {}
 
 
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+def work_rows(ms):
+    """One row for each shape and round; `ms` gives the time of (k, layers, experts)."""
+    shapes = [(2, 20, 64), (4, 20, 64), (8, 20, 64), (8, 10, 64), (8, 40, 64), (8, 20, 128), (8, 20, 256)]
+    return [
+        {
+            "round": number,
+            "k": k,
+            "layers": layers,
+            "experts": experts,
+            "step_ms": ms(k, layers, experts) * (1 + number),
+        }
+        for k, layers, experts in shapes
+        for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ms", "linear", "grows"),
+    [
+        (lambda k, layers, experts: 1 + layers * (2 + k), {"k": True, "layers": True, "experts": True}, False),
+        (lambda k, layers, experts: layers * (10 + experts), {"k": True, "layers": True, "experts": True}, True),
+        (lambda k, layers, experts: layers**2 * k**3, {"k": False, "layers": False, "experts": True}, False),
+    ],
+)
+def test_a_steps_time_is_held_against_lines_over_its_work(tmp_path, ms, linear, grows):
+    found = measured(tmp_path, "work", write_rows(tmp_path, "work", work_rows(ms)))
+    assert {name: found[f"work.{name}.linear"].passed for name in linear} == linear
+    assert found["work.experts.growth"].passed is not grows and found["work.k.growth"].passed is None
+    assert found["work.layers.growth"].value == pytest.approx(ms(8, 40, 64) / ms(8, 10, 64))
+    assert "layers 10 / 20 / 40" in found["work.layers.linear"].note and "k 8" in found["work.layers.linear"].note
+
+
+# --- speed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waiting", [30.0, 5.0])
+def test_speed_is_judged_where_computing_and_reading_are_of_one_size(tmp_path, waiting):
+    def change(frames, info):
+        runs, steps = frames["runs"], frames["steps"]
+        arms = steps.run_id.map(runs.set_index("run_id").arm)
+        steps["step_ms"], steps["wait_ms"] = 60.0, waiting
+        steps.loc[arms == "ondemand-mmap", "step_ms"] = 150.0
+        runs["tok_s"] = runs.arm.map({"ondemand": 20.0, "prerouter": 32.0, "ondemand-mmap": 8.0, "prerouter-mmap": 9.0})
+
+    found = measured(tmp_path, "speed", make_session(tmp_path / "s", change=change))
+    faults = found["speed.explicit_over_faults.k8"]
+    assert faults.value == pytest.approx(2.5) and faults.passed and faults.goal == ">= 2.0"
+    ahead = found["speed.prerouter_over_ondemand.k8"]
+    assert ahead.value == pytest.approx(1.6)
+    assert (ahead.passed, ahead.goal) == ((True, ">= 1.5") if waiting == 30 else (None, ""))
+    bound = 60 / max(waiting, 60 - waiting)
+    assert f"hidden {bound:.2f}; {1.6 / bound:.2f} of that" in ahead.note
+    assert {"speed.device_over_cold.ondemand", "speed.device_over_cold.prerouter"} <= set(found)
+
+
 # --- paths and layouts ---------------------------------------------------------------------------------------------
 
 

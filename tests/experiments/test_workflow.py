@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 STAMP = "20260202T000000Z"
 # Rules that measure, but for those that are never asked to measure less: recorded routes, counts.
 MEASURING = (
-    *("_session", "fit_loads", "budgets_loads", "bench_reads"),
+    *("_session", "fit_loads", "budgets_loads", "bench_reads", "bench_kernels", "bench_work"),
     *("engine_prefill", "engine_endurance", "tab1_prefill", "math_residual"),
     *("ladder_run", "merge_rows", "quality_run"),
 )
@@ -35,7 +35,7 @@ FINISHED = {
     f"{TIER}/resident/sessions/free": "session.json",
     **{f"{TIER}/peers/sessions/{part}": "session.json" for part in ("warm", "limit-0.5", "limit-0.25")},
     **{f"{TIER}/predict/sessions/{part}": "session.json" for part in ("compute", "loads", "target", "cold")},
-    **{f"results/box/bench/sessions/{part}": "session.json" for part in ("overlap", "resident")},
+    **{f"results/box/bench/sessions/{part}": "session.json" for part in ("overlap", "resident", "speed")},
     **{f"results/box/engine/sessions/{part}": "session.json" for part in ("records-cold", "records-warm", "hot")},
     "results/box/tab1/sessions/unit-35b": "session.json",
     "results/box/merge/sessions/tiny-35b/cost": "session.json",
@@ -46,6 +46,7 @@ FINISHED = {
     f"{TIER}/budgets/sessions": "agreement.json",
     "results/box/bench/sessions/reads": "reads.json",
     "results/box/bench/sessions/kernels": "kernels.json",
+    "results/box/bench/sessions/work": "work.json",
     "results/box/engine/sessions/prefill": "prefill.json",
     "results/box/engine/sessions/endurance": "endurance.json",
     "results/box/tab1/sessions/unit-35b/prefill": "prefill.json",
@@ -231,6 +232,7 @@ def test_what_was_asked_for_is_measured_anew_and_old_rows_are_no_output(measured
         ("tab1", "tab1"),
         ("math", "math"),
         ("bench", "bench"),
+        ("full", "shape-35b/full"),
         ("engine", "engine"),
     ],
 )
