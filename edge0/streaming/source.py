@@ -20,6 +20,7 @@ from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
 
 VECTORS = 1024  # memories that one preadv may fill (IOV_MAX of Linux and macOS)
+_advise = getattr(os, "posix_fadvise", None)
 ADVICE_BYTES = 128 << 10  # one read-ahead request is cut, silently, at the device's request size; this fits all
 
 
@@ -94,13 +95,13 @@ class PreadSource(_OpenFiles):
         return fresh
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
-        if not hasattr(os, "posix_fadvise"):
+        if _advise is None:
             return
-        for piece in pieces:
-            for start in range(piece.offset, piece.offset + piece.nbytes, ADVICE_BYTES):
-                length = min(ADVICE_BYTES, piece.offset + piece.nbytes - start)
-                with suppress(OSError):  # a hint that is not taken is no failure; the read will tell
-                    os.posix_fadvise(self._files[piece.path], start, length, os.POSIX_FADV_WILLNEED)
+        with suppress(OSError):  # a hint that is not taken is no failure; the read will tell
+            for piece in pieces:
+                file, end = self._files[piece.path], piece.offset + piece.nbytes
+                for start in range(piece.offset, end, ADVICE_BYTES):
+                    _advise(file, start, min(ADVICE_BYTES, end - start), os.POSIX_FADV_WILLNEED)
 
 
 class FaultSource(_OpenFiles):
