@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 EXIT_CODE = 2
 
@@ -112,3 +114,13 @@ class Edge0Error(Exception):
         if self.hint:
             line += f"; {self.hint}"
         return " ".join(line.split())
+
+
+@contextmanager
+def writing(path: os.PathLike[str] | str, hint: str | None = None, also: type[Exception] = OSError) -> Iterator[None]:
+    """What fails to be written is OUTPUT_UNWRITABLE with this path. `also`: how a library says so. Wraps no reads."""
+    try:
+        yield
+    except (OSError, also) as error:
+        detail = f"cannot be written ({getattr(error, 'strerror', None) or error})"
+        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path, hint=hint) from error

@@ -41,7 +41,7 @@ from edge0.checkpoint.schema import (
     lora_tensors,
 )
 from edge0.checkpoint.synth import released_config
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.serving.vocabulary import Vocabulary
 from edge0.tiers import GROUP_SIZE, ModelConfig, find_tier, read_config
 from edge0.training import teacher
@@ -49,7 +49,7 @@ from edge0.training.adapters import load_adapter
 from edge0.training.corpus import Batch, Sample
 from edge0.training.student import Student, Tensors
 from edge0.training.tasks import TASKS, problems
-from experiments.publish import run_command, stamped, write_document, writing
+from experiments.publish import run_command, stamped, write_document
 
 SCALE = LORA_ALPHA / LORA_RANK
 TOKENS, PROMPT_TOKENS = 32, 16  # of a sequence of seeded token ids

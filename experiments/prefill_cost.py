@@ -24,14 +24,14 @@ from rich.console import Console
 from rich.progress import track
 
 from edge0 import Engine, EngineOptions
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.telemetry.memory import process_device_bytes
 from edge0.tiers import read_config
 from edge0.tokens import load_tokenizer
 from experiments.alone import alone
 from experiments.conditions import Condition, prepare
 from experiments.processes import run_python
-from experiments.publish import open_pages, publish, run_command, writing
+from experiments.publish import open_pages, publish, run_command
 from experiments.resume import identity_of
 
 PROMPT_TIMEOUT_S = 6 * 3600  # a long prompt, cold, on a slow disk

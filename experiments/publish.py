@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind, writing
 from edge0.telemetry.host import describe_host, machine_id
 from edge0.telemetry.pagecache import UNAVAILABLE, FilePages, self_test
 from experiments.finished import point
@@ -85,16 +85,6 @@ def write_document(path: Path, model: Path, about: Mapping[str, Any]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What fails to be written is Edge0Error OUTPUT_UNWRITABLE, with this path."""
-    try:
-        yield
-    except OSError as error:
-        detail = f"cannot be written ({error.strerror or error})"
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path) from error
 
 
 @contextmanager

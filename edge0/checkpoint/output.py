@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge0.checkpoint.layout import ByteRange
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 
 PARTIAL_NAME = ".partial"  # the one file that is being written
 RESUME = "run the same command again: it goes on from here"
@@ -54,19 +54,19 @@ class Output:
         """
         path, unfinished = directory / self.name, directory / PARTIAL_NAME
         position = 0
-        with writing(path):
+        with writing(path, RESUME):
             path.unlink(missing_ok=True)
             make_folders(path.parent)
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             for chunk in self.chunks():
-                with writing(path):
+                with writing(path, RESUME):
                     rest = memoryview(chunk)
                     while rest:
                         rest = rest[os.write(descriptor, rest) :]
                 position += len(chunk)
                 report(position)
-            with writing(path):
+            with writing(path, RESUME):
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -77,7 +77,7 @@ class Output:
                 path=path,
                 hint=f"check the disk, and that nothing changes the source; then {RESUME}",
             )
-        with writing(path):
+        with writing(path, RESUME):
             unfinished.rename(path)
             sync_folder(path.parent)
 
@@ -98,17 +98,6 @@ class Output:
         except OSError:  # it is not there, or the device cannot give it back
             return False
         return position == self.nbytes
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says of an output into an error that names it. Never wraps reads of the source."""
-    try:
-        yield
-    except OSError as error:
-        raise Edge0Error(
-            ErrorKind.OUTPUT_UNWRITABLE, f"cannot be written: {error.strerror or error}", path=path, hint=RESUME
-        ) from error
 
 
 def make_folders(path: Path) -> None:

@@ -31,9 +31,9 @@ from edge0.checkpoint.layout import (
     records_metadata,
     records_path,
 )
-from edge0.checkpoint.output import Output, make_folders, sync_folder, writing
+from edge0.checkpoint.output import RESUME, Output, make_folders, sync_folder
 from edge0.checkpoint.strict import os_errors
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.tiers import ModelConfig, read_config
 
 CHUNK_BYTES = 1 << 20  # most that is moved at once outside of experts, which move one at a time
@@ -93,7 +93,7 @@ def repack(source: Path | str, target: Path | str, progress: Progress | None = N
             done += 2 * output.nbytes
         for shard in index.shards:
             check_identity(shard.path, shard.identity)
-        with writing(target):
+        with writing(target, RESUME):
             for folder in _folders(working, outputs):
                 sync_folder(folder)
             working.rename(target)
@@ -203,7 +203,7 @@ def _cut(piece: ByteRange) -> Iterator[Sequence[ByteRange]]:
 def _check_places(source: Path, target: Path, working: Path) -> None:
     """Neither the target nor the working directory may be the source or lie inside it."""
     for place in (target, working):
-        with writing(place):
+        with writing(place, RESUME):
             inside = any(parent.exists() and parent.samefile(source) for parent in (place, *place.parents))
         if inside:
             raise Edge0Error(
@@ -222,7 +222,7 @@ def _only_process(target: Path) -> Iterator[None]:
     """
     path = target.with_name(f".{target.name}.repacking.lock")
     with ExitStack() as undo:
-        with writing(path):
+        with writing(path, RESUME):
             make_folders(path.parent)
             lock = undo.enter_context(path.open("ab"))
             try:
@@ -248,7 +248,7 @@ def _remove_strangers(working: Path, outputs: list[Output]) -> None:
     """Leave nothing in the working directory but files and folders that the result has too."""
     files = {working / output.name for output in outputs}
     folders = _folders(working, outputs)
-    with writing(working):
+    with writing(working, RESUME):
         if working.is_symlink():
             working.unlink()
         for root, inner, names in os.walk(working, topdown=False):
@@ -263,7 +263,7 @@ def _remove_strangers(working: Path, outputs: list[Output]) -> None:
 
 def _check_space(working: Path, outputs: list[Output]) -> None:
     """What is there with the right size counts as done: should it turn out wrong, its room is used again."""
-    with writing(working):
+    with writing(working, RESUME):
         status = os.statvfs(working.parent)
         needed = 0
         for output in outputs:

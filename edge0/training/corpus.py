@@ -18,10 +18,10 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.checkpoint.strict import shown
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.serving.vocabulary import Vocabulary
 from edge0.training.apart import Questions
-from edge0.training.files import partial_of, writing
+from edge0.training.files import partial_of
 
 SHOWN_LINES = 5  # broken lines that an error names
 REPAIR = "mend the lines, or leave them out with --skip-broken"

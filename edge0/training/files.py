@@ -6,24 +6,13 @@ MLX says nothing of a disk that is full, so what it wrote is looked at before it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
 
 from edge0.checkpoint.header import read_header
-from edge0.errors import Edge0Error, ErrorKind
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What fails to be written, by Python or by MLX, is Edge0Error OUTPUT_UNWRITABLE, with this path."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        detail = f"cannot be written ({getattr(error, 'strerror', None) or error})"
-        raise Edge0Error(ErrorKind.OUTPUT_UNWRITABLE, detail, path=path) from error
+from edge0.errors import Edge0Error, ErrorKind, writing
 
 
 def check_writable(path: Path) -> None:
@@ -45,7 +34,7 @@ def save_arrays(path: Path, arrays: Mapping[str, mx.array], metadata: Mapping[st
         Edge0Error: OUTPUT_UNWRITABLE.
     """
     partial = partial_of(path)
-    with writing(path):
+    with writing(path, also=RuntimeError):
         mx.save_safetensors(str(partial), dict(arrays), dict(metadata))
         try:
             read_header(partial)

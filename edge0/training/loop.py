@@ -21,8 +21,8 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from edge0.errors import Edge0Error, ErrorKind
-from edge0.training.files import save_arrays, writing
+from edge0.errors import Edge0Error, ErrorKind, writing
+from edge0.training.files import save_arrays
 from edge0.training.schedule import Schedule
 
 Tree = Any  # arrays in dictionaries and lists

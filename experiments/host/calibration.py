@@ -1,6 +1,6 @@
 """How many reader threads and launch groups decode fastest here: short trials of one checkpoint, and what is kept.
 
-A trial opens the engine with its own defaults, takes the experts out of the page cache, and decodes the same random
+A trial opens the engine as its commands do, takes the experts out of the page cache, and decodes the same random
 tokens as every other trial. First the threads are chosen, then the groups with these; of what is nearly as fast the
 least is taken. Half a minute cannot see a difference of a few per cent, and does not claim one. What was chosen stands
 in the machine file by the checkpoint's shape, so that a copy or a repacked one finds it too.
@@ -125,7 +125,8 @@ def _named(trial: Trial) -> str:
 
 
 def _options(threads: int, groups: int) -> EngineOptions:
-    return EngineOptions(reader_threads=threads, launch_groups=groups)
+    """As the engine's commands would have it: by own kernels where they run, since what computes sooner waits more."""
+    return EngineOptions(reader_threads=threads, launch_groups=groups, kernels="auto")
 
 
 def _decoded(checkpoint: Path, config: ModelConfig, threads: int, groups: int, seconds: float) -> Trial:

@@ -24,12 +24,12 @@ import numpy as np
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import checkpoint_tensors, find_tensor
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.tiers import EXPERT_BITS, ModelConfig, read_config
 from experiments.peers import names
 from experiments.peers.blocks import BLOCK, Affine, q4_1, read
 from experiments.peers.library import importable
-from experiments.publish import run_command, write_document, writing
+from experiments.publish import run_command, write_document
 
 KINDS = {"q4_0": 2, "q4_1": 3, "f32": 0}  # with GGUF's own numbers of a file's type
 MOST_F32_BYTES = 8 << 30

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edge0.errors import Edge0Error, ErrorKind
-from experiments.publish import run_command, writing
+from edge0.errors import Edge0Error, ErrorKind, writing
+from experiments.publish import run_command
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 BUILD_TIMEOUT_S = 7200

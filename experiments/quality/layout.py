@@ -9,8 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge0.errors import Edge0Error, ErrorKind
-from experiments.publish import writing
+from edge0.errors import Edge0Error, ErrorKind, writing
 from experiments.quality.benchmarks import BENCHMARKS, ENVIRONMENT
 from experiments.quality.data import NLTK_DATA, DataRoot
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from edge0.commands.generate import at_least
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.tiers import read_config
-from experiments.publish import publish, run_command, writing
+from experiments.publish import publish, run_command
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.configuration import FP, INT4, SERVER, ArmPlan, configuration, digest_of, plan_arms
 from experiments.quality.data import NLTK_DATA, Data, DataRoot, Question

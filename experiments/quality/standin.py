@@ -13,10 +13,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.training import tasks
 from edge0.training.tasks import OPTIONS, Problem, problems
-from experiments.publish import writing
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.schema import GPQA_COLUMNS
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge0.errors import Edge0Error, ErrorKind
+from edge0.errors import Edge0Error, ErrorKind, writing
 from edge0.tiers import ModelConfig, find_tier, read_config
 from edge0.training.schedule import SCHEDULES
 from experiments.training.arguments import PHASES, add_arguments
@@ -215,7 +215,7 @@ def _second(out: Path, k: int) -> Path:
 def _begun(options: argparse.Namespace, out: Path, config: ModelConfig) -> Path:
     """The directory of the LoRA that phase 3 begins with: phase 2's, also where phase 3's own is already served."""
     from edge0.checkpoint.adapters import adapter_path, open_adapter
-    from edge0.training.files import check_writable, partial_of, writing
+    from edge0.training.files import check_writable, partial_of
 
     if options.lora is not None:
         return options.lora

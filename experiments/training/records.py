@@ -15,8 +15,9 @@ from typing import Any
 import pandas as pd
 from mlx.utils import tree_flatten
 
+from edge0.errors import writing
 from edge0.training.corpus import Corpus
-from edge0.training.files import sha256, writing
+from edge0.training.files import sha256
 from edge0.training.loop import Run
 from edge0.training.phases import Task
 
