@@ -38,6 +38,8 @@ def kernels_measures(path: Path) -> list[Measure]:
     """
     about = read_json(path)
     every = pd.read_parquet(path.with_suffix(".parquet"))
+    if "served" not in every:
+        raise ValueError(f"{path}: rows of an older version, which do not say who decoded; measure again")
     rows = every[every.served == "engine"]
     place, times = place_in(about), rows.pivot(index="round", columns="kernels", values="step_ms")
     measures = _streamed(every, place, about["k"])

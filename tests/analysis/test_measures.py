@@ -91,6 +91,12 @@ def test_the_engine_is_paired_with_what_has_every_expert_in_memory(tmp_path, bar
     assert f"median {bare[1]:.2f} against 11.00 ms per step" in judged.note
 
 
+def test_older_rows_of_kernels_are_refused_in_one_line(tmp_path, capsys):
+    rows = [{key: value for key, value in row.items() if key != "served"} for row in kernel_rows({"mlx": [1, 2, 3]})]
+    assert main(["kernels", str(write_rows(tmp_path, "kernels", rows)), str(tmp_path / "out.json")]) == 2
+    assert "measure again" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
 def test_without_own_kernels_there_is_nothing_to_compare(tmp_path):
     assert measured(tmp_path, "kernels", write_rows(tmp_path, "kernels", kernel_rows({"mlx": [1, 2, 3]}))) == {}
 
