@@ -1,5 +1,8 @@
 # The recorded benchmark: what the engine must show, as measures with intervals. A missed goal is a row, not a failure.
 BENCH = f"{OURS}/bench"
+SPEED_ARMS = (
+    "ondemand prerouter ondemand-mmap prerouter-mmap ondemand-records prerouter-records"
+).split()
 
 
 rule bench_overlap_session:
@@ -60,7 +63,7 @@ rule bench_resident_session:
         " --experiment resident --root {params.root:q} --log {log:q} {params.session}"
 
 
-# Every arm of Table 3 by the engine's own kernels where they run, as a user has it.
+# By the engine's own kernels where they run, as a user has it: Table 3's arms, and two from the repacked checkpoint.
 rule bench_speed_session:
     input:
         model=lambda wildcards: to_measure("models/mini-35b", f"{BENCH}/sessions/speed"),
@@ -78,12 +81,13 @@ rule bench_speed_session:
         session=WORKFLOW.session_arguments(
             condition="budget:0.5",
             ks=[8],
+            arms=SPEED_ARMS,
             kernels="auto",
             rounds=config["bench_rounds"],
         ),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.session --model {input.model:q} --tier mini-35b"
+        "{params.python} -m experiments.session --model {input.model:q} --records {input.records:q} --tier mini-35b"
         " --experiment speed --root {params.root:q} --log {log:q} {params.session}"
 
 
