@@ -147,8 +147,8 @@ def _ahead(session: Session, k: int, layout: str) -> list[Measure]:
     compute = ondemand["step_ms_per_step"].median() - load
     bound = (compute + load) / max(compute, load)
     note = (
-        f"condition {session.condition}, n={ratio.n}; on demand {compute:.1f} ms computing and {load:.1f} ms waiting for "
-        f"reads: with all of the smaller hidden {bound:.2f}; {ratio.ratio / bound:.2f} of that"
+        f"condition {session.condition}, n={ratio.n}; on demand {compute:.1f} ms computing and {load:.1f} ms waiting "
+        f"for reads: with all of the smaller hidden {bound:.2f}; {ratio.ratio / bound:.2f} of that"
     )
     balanced = max(compute, load) <= BALANCE * min(compute, load)
     goal, passed = (f">= {OVERLAP_GOAL:.1f}", bool(ratio.ratio >= OVERLAP_GOAL)) if balanced else ("", None)
