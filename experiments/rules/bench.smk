@@ -67,6 +67,7 @@ rule bench_resident_session:
 rule bench_speed_session:
     input:
         model=lambda wildcards: to_measure("models/mini-35b", f"{BENCH}/sessions/speed"),
+        records=ancient("models/mini-35b-records"),
     output:
         f"{BENCH}/sessions/speed/latest.json",
     log:
