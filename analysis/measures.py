@@ -9,6 +9,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -213,7 +214,15 @@ def _calls_per_load(session: Session, cell: pd.DataFrame) -> float:
 
 
 def from_session(measures: Callable[[Session], list[Measure]]) -> Callable[[Path], list[Measure]]:
-    return lambda path: measures(load_session(path))
+    def judged(path: Path) -> list[Measure]:
+        session = load_session(path)
+        found, drift = measures(session), session.drift()
+        if not drift.drifted:
+            return found
+        no_verdict = "no verdict: the machine drifted"
+        return [replace(measure, passed=None, note=f"{measure.note}; {no_verdict}") for measure in found]
+
+    return judged
 
 
 KINDS: dict[str, Callable[[Path], list[Measure]]] = {

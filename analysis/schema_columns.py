@@ -159,7 +159,8 @@ latent_ms number ms: Full attention of 8b, likewise.
 delta_ms number ms: Linear attention, likewise.
 experts_ms number ms: Routed experts.
 gated_ms number ms: Shared experts and dense layers.
-linears_ms number ms: Routers and the head.
+linears_ms number ms: Logits of routers and of the head.
+route_ms number ms: The routing law.
 dense_ms number ms: Prerouter heads, and routers that are not quantised.
 combine_ms number ms: Adding a layer's parts up.
 """

@@ -142,7 +142,10 @@ def _ahead(session: Session, k: int, layout: str) -> list[Measure]:
     ondemand, prerouter = (session.cell(f"{arm}{layout}", k) for arm in ("ondemand", "prerouter"))
     ratio = paired(prerouter, ondemand)
     if not ratio.n:
-        return []
+        if layout and not {f"ondemand{layout}", f"prerouter{layout}"} & set(session.all_runs["arm"]):
+            return []  # a session without a repacked checkpoint
+        arms = f"prerouter{layout} and ondemand{layout}"
+        raise ValueError(f"session {session.name}: {arms} share no valid round at K={k}")
     load = ondemand["wait_ms_per_step"].median()
     compute = ondemand["step_ms_per_step"].median() - load
     bound = (compute + load) / max(compute, load)

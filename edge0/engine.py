@@ -85,23 +85,29 @@ class Engine:
         if routes is not None:
             routes.check(self.config, self.k)
         self.context_tokens = plan.context
-        self.dtype = models.activation_dtype()
-        kind = resolve(options.kernels)
-        self.router = Router.of(self.config, self.k)
+        self.dtype, self._closed = models.activation_dtype(), False
         self.recorder = recorder or Recorder()
-        self._cache_limit = None if options.memory_bytes is None else mx.set_cache_limit(plan.cache_bytes)
+        with ExitStack() as opened:  # what fails to open leaves nothing behind
+            self._open(opening, source, opened)
+            self._opened = opened.pop_all()
 
+    def _open(self, opening: Opening, source: Source | None, opened: ExitStack) -> None:
+        """Load what stays in memory, and open what holds the experts."""
+        options, kind = self.options, resolve(self.options.kernels)
+        if options.memory_bytes is not None:
+            opened.callback(mx.set_cache_limit, mx.set_cache_limit(self.plan.cache_bytes))
         scales = scale_dtype(options.kernels, self.dtype)
         self.model = models.load(self.directory, self.config, opening.index, streamed=True, scales=scales)
         if opening.lora is not None:
             dtype = self.dtype if kind == MLX else mx.float16  # as files hold it
             apply_lora(self.model, self.config, opening.lora, dtype)
         self._parameter_bytes = models.parameter_bytes(self.model)
-        self.kernels = None
+        self.kernels, self.router = None, Router.of(self.config, self.k)
         if kind == MLX:
             self.model.attend_in_pieces()
         else:
             self.kernels = Kernels(kind, options.kernel_threads)
+            opened.callback(self.kernels.close)
             use_kernels(self.model, self.kernels, options.hidden_clip)
             self.router = KernelRouter(self.router, self.kernels)
         self.blocks = models.moe_blocks(self.model)
@@ -111,15 +117,14 @@ class Engine:
             self.heads = heads(opening.heads, self.config, self.schedule.owner_groups, by)
             self.predictor = Predictor(self.heads, self.router, self.blocks, options.feature)
 
-        with ExitStack() as undo:
-            self.source = source or open_source(self.layout.paths, options.io, options.mmap_random)
-            undo.callback(self.source.close)
-            self.source.check(self.layout.identities)
-            self.store, self.reader = open_store(
-                options, self.layout, plan.bank_slots, scales, self.source, self.recorder, self.k
-            )
-            undo.pop_all()
-        self._closed = False
+        self.source = source or open_source(self.layout.paths, options.io)
+        opened.callback(self.source.close)
+        self.source.check(self.layout.identities)
+        self.store, reader = open_store(
+            options, self.layout, self.plan.bank_slots, scales, self.source, self.recorder, self.k
+        )
+        if reader is not None:
+            opened.callback(reader.close)
         experts = expert_mlp
         if self.kernels is not None:
             experts = KernelExperts(self.kernels, self.store.stacks if isinstance(self.store, Bank) else None)
@@ -227,16 +232,9 @@ class Engine:
         return {layer: executed.indices for layer, executed in self.executor.running.executed.items()}
 
     def close(self) -> None:
-        """End the reader threads and close the files."""
+        """End the reader threads and those of the kernels, and close the files."""
         self._closed = True
-        if self.kernels is not None:
-            self.kernels.close()
-        if self.reader is not None:
-            self.reader.close()
-        self.source.close()
-        if self._cache_limit is not None:
-            mx.set_cache_limit(self._cache_limit)
-            self._cache_limit = None
+        self._opened.close()
 
     def __enter__(self) -> Engine:
         return self

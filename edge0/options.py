@@ -36,7 +36,6 @@ class EngineOptions:
     reader_threads: int = 2
     launch_groups: int = 3
     advise: bool = True  # announce an expert's nine ranges before reading them
-    mmap_random: bool = False  # switch the kernel's read-around off for io=mmap
     prefill_chunk: int = 2048  # tokens at a time in a prompt; fewer where memory is short
     hidden_clip: float | None = 1000.0  # after each layer NaN becomes 0 and values are held within this; None: off
 

@@ -100,11 +100,6 @@ ARMS = {
             {"prerouter": "off", "assembly": "patch"},
         ),
         Arm(
-            "ondemand-advise",
-            "the router decides, the prediction only starts reads one token ahead",
-            {"prerouter": "advise", "native": "exact"},
-        ),
-        Arm(
             "ondemand-hot",
             "as ondemand, but experts that are in memory compute while the missing ones are read",
             {"prerouter": "off", "native": "hot"},
@@ -139,7 +134,7 @@ ARMS = {
             "as prerouter, without the recovery LoRA",
             {"prerouter": "route", "native": "exact", "lora": False},
         ),
-        Arm("resident", "stock mlx-lm, every expert in memory, no adapters", resident=True),
+        Arm("resident", "stock mlx-lm by MLX's own operations, every expert in memory, no adapters", resident=True),
         Arm("llama-cpp", "llama.cpp on a GGUF file of equal bytes (Q4_0), mapped: page faults", peer="mapped"),
         Arm("llama-cpp-repacked", "the same, weights copied into the order of its fastest kernels", peer="repacked"),
     )

@@ -35,10 +35,15 @@ from experiments.alone import alone
 from experiments.publish import publish, run_command
 from experiments.resident import logits_of, open_resident
 
-PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "dense", "combine")
+PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "route", "dense", "combine")
 PROMPT_TOKENS = 8
 WAYS = ("mlx", "int8", "exact")
 ENGINE, BARE, RESIDENT = "engine", "engine-bare", "resident"  # with its adapters, without; mlx-lm's own forward
+
+
+def everything(model: Path) -> int:
+    """Bytes of a bank for every expert, scales of 32 bits too."""
+    return ExpertLayout.of(CheckpointIndex.open(model), read_config(model)).total_bytes * 2
 
 
 class EngineWay:
@@ -105,14 +110,13 @@ class Timed:
 def measure(model: Path, ways: Sequence[str], k: int, threads: int, steps: int, rounds: int, seed: int) -> pd.DataFrame:
     """A row for each way and round, in the order in which they ran."""
     config = read_config(model)
-    everything = ExpertLayout.of(CheckpointIndex.open(model), config).total_bytes * 2  # scales of 32 bits fit as well
     rng = np.random.default_rng(seed)
     prompt, tokens = (rng.integers(0, config.vocab, count).tolist() for count in (PROMPT_TOKENS, steps))
     rows = []
     with ExitStack() as stack:
         opened = []
         for kernels in ways:
-            options = EngineOptions(k=k, kernels=kernels, kernel_threads=threads, bank_bytes=everything)
+            options = EngineOptions(k=k, kernels=kernels, kernel_threads=threads, bank_bytes=everything(model))
             made = [partial(EngineWay, model, options, prompt)]
             if kernels == "int8":
                 made.append(partial(EngineWay, model, replace(options, lora=False, prerouter="off"), prompt))
@@ -125,7 +129,8 @@ def measure(model: Path, ways: Sequence[str], k: int, threads: int, steps: int, 
             turn = number % len(opened)
             for timed in opened[turn:] + opened[:turn]:
                 about = {"round": number, "kernels": timed.way.kernels_name, "served": timed.way.served}
-                rows.append(about | {"k": k, "threads": threads, "steps": steps} | timed.run())
+                used = timed.way.kernels.threads if timed.way.kernels else threads
+                rows.append(about | {"k": k, "threads": used, "steps": steps} | timed.run())
     frame = pd.DataFrame(rows)
     frame.insert(0, "order", range(len(frame)))
     return frame

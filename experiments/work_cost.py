@@ -20,11 +20,9 @@ import numpy as np
 import pandas as pd
 
 from edge0 import EngineOptions, find_tier, synthesise
-from edge0.checkpoint.header import CheckpointIndex
-from edge0.checkpoint.layout import ExpertLayout
-from edge0.tiers import Tier, read_config
+from edge0.tiers import Tier
 from experiments.alone import alone
-from experiments.kernel_cost import PROMPT_TOKENS, EngineWay, Timed
+from experiments.kernel_cost import PROMPT_TOKENS, EngineWay, Timed, everything
 from experiments.publish import publish, run_command
 
 KS, LAYERS, EXPERTS = (2, 4, 8), (10, 20, 40), (64, 128, 256)
@@ -84,8 +82,7 @@ def measure(
 
 
 def _way(model: Path, k: int, kernels: str, prompt: list[int]) -> EngineWay:
-    everything = ExpertLayout.of(CheckpointIndex.open(model), read_config(model)).total_bytes * 2  # scales may be fp32
-    options = EngineOptions(k=k, kernels=kernels, bank_bytes=everything, lora=False, prerouter="off")
+    options = EngineOptions(k=k, kernels=kernels, bank_bytes=everything(model), lora=False, prerouter="off")
     return EngineWay(model, options, prompt)
 
 
@@ -105,8 +102,7 @@ def main() -> int:
         tier = find_tier(options.tier)
         with tempfile.TemporaryDirectory(prefix=".work-", dir=options.models) as root:
             rows = measure(tier, Path(root), options.kernels, options.steps, options.rounds, options.seed)
-            model = next(Path(root).iterdir())
-            publish(options.out, "work", rows, model, {"tier": tier.name})
+            publish(options.out, "work", rows, Path(root) / tier_of(tier, BASE).name, {"tier": tier.name})
 
     return run_command(command)
 

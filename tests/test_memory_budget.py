@@ -1,6 +1,7 @@
 """`memory_bytes` is a promise about a process: its anonymous memory stays within it, at the floor and above."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from edge0 import Engine, EngineOptions
 from edge0.opening import Opening
 from edge0.plan import MemoryPlan
 
+PROC = Path("/proc/self/task").exists()
 PROGRAM = """
 import json, sys, threading, time
 import mlx.core as mx
@@ -77,5 +79,23 @@ def test_the_allocators_own_limit_is_that_of_the_budget_and_is_put_back(checkpoi
         with Engine(checkpoint, EngineOptions(**memory)) as engine:
             assert mx.set_cache_limit(engine.plan.cache_bytes) == engine.plan.cache_bytes
         assert mx.set_cache_limit(1 << 30) == 1 << 30
+    finally:
+        mx.set_cache_limit(before)
+
+
+@pytest.mark.parametrize("kernels", ["mlx", "auto"])
+def test_an_engine_that_does_not_open_leaves_nothing_behind(checkpoint, monkeypatch, kernels):
+    def broken(*arguments):
+        raise RuntimeError("no store")
+
+    monkeypatch.setattr("edge0.engine.open_store", broken)
+    before, threads = mx.set_cache_limit(1 << 30), len(os.listdir("/proc/self/task")) if PROC else 0
+    files = len(os.listdir("/dev/fd"))
+    try:
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="no store"):
+                Engine(checkpoint, EngineOptions(k=2, context=300, memory_bytes=1 << 29, kernels=kernels))
+        assert mx.set_cache_limit(1 << 30) == 1 << 30 and len(os.listdir("/dev/fd")) == files
+        assert not PROC or len(os.listdir("/proc/self/task")) == threads
     finally:
         mx.set_cache_limit(before)

@@ -25,7 +25,9 @@
 #include "kernels.h"
 #undef KERNEL
 #pragma GCC pop_options
-static int has_simd(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int has_simd(void) {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
 
 #elif defined(__aarch64__)
 #pragma GCC push_options
@@ -52,6 +54,10 @@ static int has_simd(void) { return 0; }
 #define EXPORT __attribute__((visibility("default")))
 #define RUN(name, ...) (h->simd ? name##_simd(h, __VA_ARGS__) : name##_plain(h, __VA_ARGS__))
 
+/* Changes with any signature or structure: another version of Python's side refuses to call it. */
+#define ABI 3
+EXPORT int edge0_abi(void) { return ABI; }
+
 /* The name of the variant that runs here, "plain" where this processor or the compiler had none. */
 EXPORT const char *edge0_variant(void) { return has_simd() ? path_simd() : path_plain(); }
 
@@ -64,6 +70,9 @@ EXPORT Handle *edge0_open(int threads, int int8, int simd) {
   pool_start(&h->pool, threads);
   return h;
 }
+
+/* With the caller's; fewer than asked for where the system gave no more. */
+EXPORT int edge0_threads(const Handle *h) { return h->pool.count + 1; }
 
 EXPORT void edge0_close(Handle *h) {
   pool_stop(&h->pool);

@@ -24,7 +24,7 @@ from edge0.lora import LoRAMultiLinear
 from edge0.streaming.moe import StreamedMoE
 
 PIECE_TOKENS = 64  # of a prompt, that attention takes at a time: its memory grows with them
-WIDEST = 1024  # elements of a head, as in attention.h
+WIDEST = 1024  # elements of a head, as in attention.h and delta.h
 
 
 class Core(Protocol):
@@ -250,6 +250,11 @@ class _DeltaCore(_Core):
     _state: tuple[int, int, int]
     _kept_tokens: int
 
+    def _check(self) -> None:
+        """Before anything is computed."""
+        if max(self._state[1:]) > WIDEST:
+            raise _unknown(f"heads of more than {WIDEST} elements are not known")
+
     def __call__(self, x: np.ndarray, cache: ArraysCache, out: np.ndarray, normed: np.ndarray) -> None:
         shapes = [(1, self._kept_tokens, channels) for channels in self._channels] + [(1, *self._state)]
         *histories, state = _states(cache, shapes)
@@ -277,6 +282,7 @@ class GatedDelta(_DeltaCore):
         self._channels = [module.conv_dim]
         self._state = module.num_v_heads, module.head_v_dim, module.head_k_dim
         self._kept_tokens = module.conv_kernel_size - 1
+        self._check()
         super().__init__(
             kernels,
             layer,
@@ -308,6 +314,7 @@ class KimiDelta(_DeltaCore):
         self._channels = 3 * [heads * width]
         self._state = heads, width, width
         self._kept_tokens = module.conv_kernel_size - 1
+        self._check()
         super().__init__(
             kernels,
             layer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
+import sysconfig
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -65,8 +66,12 @@ class Routing(ctypes.Structure):
     _fields_ = [("k", c_int32), ("groups", c_int32), ("kept", c_int32), ("scale", c_float)]
 
 
+ABI = 3  # as cpu.c has it
+
 SIGNATURES = {
+    "edge0_abi": (c_int,),
     "edge0_variant": (c_char_p,),
+    "edge0_threads": (c_int, c_void_p),
     "edge0_open": (c_void_p, c_int, c_int, c_int),
     "edge0_close": (None, c_void_p),
     "edge0_linears": (None, c_void_p, FLOATS, c_int, c_int, POINTER(LINEAR), POINTER(FLOATS)),
@@ -114,7 +119,9 @@ def load(folder: Path = Path(__file__).parent) -> Library:
 def _load(folder: Path) -> Library:
     if not sys.platform.startswith("linux"):
         return Library(None, "none", f"they are for Linux, this is {sys.platform}")
-    files = sorted(folder.glob("_cpu*.so"))
+    # Builds for several interpreters may lie side by side; there is no Python in them, so another's serves as well.
+    own = folder / f"_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
+    files = [own] if own.exists() else sorted(folder.glob("_cpu*.so"))
     if not files:
         return Library(None, "none", "they were not built: no C compiler was there at install, or another processor")
     try:
@@ -122,6 +129,8 @@ def _load(folder: Path) -> Library:
         for name, (result, *arguments) in SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
+        if library.edge0_abi() != ABI:
+            raise OSError(f"it is version {library.edge0_abi()} and not {ABI}")
     except (OSError, AttributeError) as error:
         why = str(error).replace(f"{folder}/", "")
         return Library(None, "none", f"{files[0].name} cannot be used ({why}); install again")

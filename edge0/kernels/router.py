@@ -19,7 +19,7 @@ class KernelRouter:
     """What a `Router` does, to arrays of numpy."""
 
     def __init__(self, router: Router, kernels: Kernels):
-        self.k, self._kernels = router.k, kernels
+        self._k, self._kernels = router.k, kernels
         groups = 0 if router.law == "softmax" else router.groups
         self._law = ctypes.pointer(Routing(router.k, groups, router.groups_kept, router.scale))
 
@@ -29,9 +29,9 @@ class KernelRouter:
         values = floats(logits)
         *shape, experts = values.shape
         if forced is None:
-            ids = np.empty((*shape, self.k), np.uint32)
+            ids = np.empty((*shape, self._k), np.uint32)
         else:
-            ids = np.ascontiguousarray(forced, np.uint32).reshape(*shape, self.k)
+            ids = np.ascontiguousarray(forced, np.uint32).reshape(*shape, self._k)
         weights = np.empty(ids.shape, np.float32)
         self._kernels.run(
             "edge0_route",

@@ -127,11 +127,7 @@ class Kernels:
         self.handle = self.library.edge0_open(threads or len(os.sched_getaffinity(0)), int(kind == "int8"), int(simd))
         if not self.handle:
             raise MemoryError("no memory for the kernels")
-
-    @property
-    def name(self) -> str:
-        """As rows name it: `int8-avx2`, `exact-plain`."""
-        return f"{self.kind}-{self.variant}"
+        self.threads = self.library.edge0_threads(self.handle)  # fewer than asked for where the system gave no more
 
     def close(self) -> None:
         """End the threads; no call may follow."""

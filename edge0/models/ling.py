@@ -15,6 +15,7 @@ from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
 from edge0.kernels.modules import KernelGate
+from edge0.lazy import Array
 from edge0.models.pieces import InPieces
 from edge0.streaming.moe import StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
@@ -39,7 +40,7 @@ class LingStreamedMoE(StreamedMoE):
     def shared(self, x: mx.array) -> mx.array:
         return self.shared_experts(x)
 
-    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+    def use_kernels(self, gated: Callable[..., Callable[[Array], Array]]) -> None:
         self.shared_experts = gated(self.shared_experts)
 
 

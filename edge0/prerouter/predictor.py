@@ -22,7 +22,7 @@ EXECUTED, TEACHER = "executed", "teacher"
 
 @dataclass(frozen=True)
 class Forecast:
-    """The lazy outputs of one group's heads; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`."""
+    """What one group's heads give; `indices` and `weights` are `[G, 1, K]`, in the order of `owners`."""
 
     owners: tuple[int, ...]
     indices: Array

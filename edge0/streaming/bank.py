@@ -157,7 +157,8 @@ class Bank:
             record = self._recorder.load(*key, purpose, ranges)
             future = self._reader.submit(record, ranges, self._targets[slot])
         except BaseException:
-            self._free.append(slot)
+            if self._slot_of.get(key) != slot:  # a slot that is read again stays the expert's
+                self._free.append(slot)
             raise
         self._slot_of[key], self._loading[key] = slot, future
         if purpose == PREFETCH:

@@ -37,7 +37,7 @@ class StreamedMoE(nn.Module):
         """The shared expert's output."""
         raise NotImplementedError
 
-    def use_kernels(self, gated: Callable[..., nn.Module]) -> None:
+    def use_kernels(self, gated: Callable[..., Callable[[Array], Array]]) -> None:
         """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what replaces it."""
         raise NotImplementedError
 

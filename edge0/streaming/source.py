@@ -140,13 +140,13 @@ class FaultSource(_OpenFiles):
         super().close()
 
 
-def open_source(paths: Iterable[Path], io: str, mmap_random: bool = False) -> Source:
+def open_source(paths: Iterable[Path], io: str) -> Source:
     """The source for `EngineOptions.io`.
 
     Raises:
         Edge0Error: FILE_UNREADABLE.
     """
-    return FaultSource(paths, mmap_random) if io == "mmap" else PreadSource(paths)
+    return FaultSource(paths) if io == "mmap" else PreadSource(paths)
 
 
 def read_failed(piece: ByteRange, why: str) -> Edge0Error:

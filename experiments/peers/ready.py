@@ -41,7 +41,7 @@ def limited_arguments(workflow: Workflow, k: int) -> str:
     leaves beside it is page cache."""
     model = find_tier(workflow.name) if workflow.synthesised else Path(workflow.model)
     bank = min(math.ceil(floor_share(model, k) * 1e4) / 1e4, 1.0)
-    return workflow.session_arguments(condition="limit", ks=[k], bank=bank, lora=False, trace=None)
+    return workflow.session_arguments(condition="limit", ks=[k], kernels="auto", bank=bank, lora=False, trace=None)
 
 
 def main() -> int:

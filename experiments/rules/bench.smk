@@ -67,7 +67,9 @@ rule bench_resident_session:
 rule bench_speed_session:
     input:
         model=lambda wildcards: to_measure("models/mini-35b", f"{BENCH}/sessions/speed"),
-        records=ancient("models/mini-35b-records"),
+        records=lambda wildcards: to_measure(
+            "models/mini-35b-records", f"{BENCH}/sessions/speed"
+        ),
     output:
         f"{BENCH}/sessions/speed/latest.json",
     log:

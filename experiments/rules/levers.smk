@@ -64,6 +64,7 @@ rule levers_session:
         session=WORKFLOW.session_arguments(
             ks=[max(WORKFLOW.values["ks"])],
             arms=LEVERS_ARMS,
+            kernels="auto",
             rounds=config["bench_rounds"],
             trace=WORKFLOW.values.get("trace")
             or f"{LEVERS}/sessions/trace.safetensors",

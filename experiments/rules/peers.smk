@@ -101,6 +101,7 @@ rule peers_session:
         session=WORKFLOW.session_arguments(
             condition="warm",
             ks=[max(WORKFLOW.values["ks"])],
+            kernels="auto",
             bank=1.0,
             lora=False,
             trace=None,

@@ -159,6 +159,25 @@ def test_speed_is_judged_where_computing_and_reading_are_of_one_size(tmp_path, w
     assert {"speed.device_over_cold.ondemand", "speed.device_over_cold.prerouter"} <= set(found)
 
 
+def test_a_prerouter_without_a_valid_round_is_an_error_and_no_silence(tmp_path, capsys):
+    def change(frames, info):
+        frames["runs"].loc[frames["runs"].arm == "prerouter", ["void", "void_reason"]] = [True, "too warm"]
+
+    session = make_session(tmp_path / "s", change=change)
+    assert main(["speed", str(session), str(tmp_path / "out.json")]) == 2
+    assert "prerouter and ondemand share no valid round" in capsys.readouterr().err
+
+
+def test_a_session_on_a_machine_that_drifted_has_no_verdict(tmp_path):
+    def change(frames, info):
+        runs = frames["runs"]
+        runs.loc[runs.role == "drift", "tok_s"] *= 3
+
+    found = measured(tmp_path, "speed", make_session(tmp_path / "s", change=change))
+    assert found and all(measure.passed is None for measure in found.values())
+    assert all("no verdict: the machine drifted" in measure.note for measure in found.values())
+
+
 # --- paths and layouts ---------------------------------------------------------------------------------------------
 
 

@@ -102,7 +102,7 @@ def test_a_trace_must_fit_the_model_every_k_every_arm_and_the_length_of_a_run(un
     check(ErrorKind.TRACE_INVALID, with_trace(checkpoints["unit-8b"], trace), trace)
     # Without the token after the last step its heads would have nothing to predict.
     check(ErrorKind.TRACE_INVALID, with_trace(unit_35b, trace, timed_steps=4), trace, "expected 11 tokens", "found 10")
-    for arm in ("resident", "ondemand-advise"):
+    for arm in ("resident", "ondemand-hot-advise"):
         check(ErrorKind.OPTION_INVALID, with_trace(unit_35b, trace, arms=("ondemand", arm)), arm)
 
 

@@ -94,7 +94,7 @@ def test_scales_stay_as_files_hold_them(checkpoint):
 def test_an_engine_that_is_closed_ends_its_threads(checkpoint):
     with Engine(checkpoint, EngineOptions(k=4, kernels="exact")) as engine:
         kernels = engine.kernels
-        assert kernels.handle and kernels.name == f"exact-{load().variant}"
+        assert kernels.handle and kernels.threads >= 1
     assert kernels.handle is None
 
 

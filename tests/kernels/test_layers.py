@@ -7,6 +7,8 @@ import pytest
 from edge0 import models
 from edge0.checkpoint.adapters import open_adapter
 from edge0.checkpoint.header import CheckpointIndex
+from edge0.errors import ErrorKind
+from edge0.kernels import layers
 from edge0.kernels.layers import core_of
 from edge0.lora import apply_lora
 from edge0.tiers import read_config
@@ -77,3 +79,11 @@ def test_a_cache_grows_where_it_stands(kernels, loaded):
     x = rng.normal(size=(300, 128)).astype(np.float32)
     together = kernel_layer(kernels, model, 3, x, cut(300))
     assert all(map(np.array_equal, kernel_layer(kernels, model, 3, x, cut(250, 1, 49)), together))
+
+
+@pytest.mark.parametrize("name", ["unit-35b", "unit-8b"])
+def test_heads_that_are_wider_than_the_kernels_scratch_are_refused(kernels, loaded, monkeypatch, refused, name):
+    """Every kind of attention: C holds a head on its stack."""
+    monkeypatch.setattr(layers, "WIDEST", 16)
+    for layer in loaded[name].decoder_layers:
+        refused(ErrorKind.OPTION_INVALID, lambda layer=layer: core_of(kernels, layer), "option kernels", "kernels=mlx")

@@ -493,6 +493,24 @@ def test_a_prefetch_that_fails_twice_is_an_error(reader):
     assert bank.available == 3 and not bank.held(0, np.array([1])).any() and not bank._prefetches
 
 
+def test_reading_again_that_is_interrupted_leaves_the_slot_to_its_expert(reader):
+    """Else two experts would come to share it."""
+    bank = small_bank(reader, 3)
+    early, need = ask(bank, 0, 1, purpose=PREFETCH), ask(bank, 0, 1)
+    reader.finish(reader.jobs[0], OSError("gone"))
+    submit, reader.submit = reader.submit, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        need.wait()
+    reader.submit = submit
+    early.release(), need.release()
+    leases = [ask(bank, 1, expert) for expert in range(3)]
+    assert len({int(lease.slots[0]) for lease in leases}) == 3
+
+
+def interrupted(*job):
+    raise KeyboardInterrupt
+
+
 def finished(reader, future, error=None):
     finish_all(reader, error)
     return future
