@@ -234,7 +234,7 @@ def resident_bytes(config: ModelConfig, item: int, scale: int | None = None) -> 
             # Kept as plain matrices, one per head (see models.ling).
             total += tensor.linear.out * tensor.linear.inp * item if tensor.name.endswith(".weight") else 0
         else:
-            factor = tensor.name.endswith(models.SCALES) and not tensor.name.startswith(models.EMBEDDINGS)
+            factor = tensor.name.endswith(models.SCALES)
             total += _loaded_bytes(tensor, scale or item if factor else item)
     return total
 

@@ -24,6 +24,7 @@ from edge0.lora import LoRAMultiLinear
 from edge0.streaming.moe import StreamedMoE
 
 PIECE_TOKENS = 64  # of a prompt, that attention takes at a time: its memory grows with them
+ROOM_TOKENS = 64  # by which a cache grows: it is copied then
 WIDEST = 1024  # elements of a head, as in attention.h and delta.h
 
 
@@ -117,8 +118,8 @@ def _room(cache: KVCache, tokens: int, heads: int, key: int, value: int) -> tupl
     """The cache's arrays with room for `tokens` more, seen through numpy."""
     needed = cache.offset + tokens
     if cache.keys is None or cache.keys.shape[2] < needed:
-        step = KVCache.step
-        grown = [mx.zeros((1, heads, -(-needed // step) * step, width)) for width in (key, value)]
+        room = -(-needed // ROOM_TOKENS) * ROOM_TOKENS
+        grown = [mx.zeros((1, heads, room, width)) for width in (key, value)]
         mx.eval(grown)
         if cache.keys is not None:
             for new, old in zip(grown, (cache.keys, cache.values), strict=True):

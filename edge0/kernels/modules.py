@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.tuner.lora import LoRALinear
 
-from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats
+from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats, seen, widened
 from edge0.lazy import Array
 from edge0.tiers import EXPERT_BITS
 
@@ -45,6 +45,24 @@ class KernelLinear:
     def __call__(self, x: Array) -> np.ndarray:
         (y,) = self._kernels.linears(rows(x), self._group)
         return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+class KernelEmbedding:
+    """Rows of a quantised table, each exact in fp32, in numpy."""
+
+    def __init__(self, module: nn.QuantizedEmbedding):
+        self._words, scales, biases = (seen(part) for part in (module.weight, module.scales, module.biases))
+        self._factors = scales, biases
+        self._places = np.arange(0, 32, module.bits, dtype=np.uint32)
+        self._mask = np.uint32((1 << module.bits) - 1)
+
+    def __call__(self, tokens: mx.array) -> np.ndarray:
+        """`[..., T]` to `[..., T, D]`."""
+        rows = np.asarray(tokens)
+        codes = self._words[rows][..., None] >> self._places & self._mask
+        scales, biases = (widened(part[rows])[..., None] for part in self._factors)
+        values = codes.astype(np.float32).reshape(*scales.shape[:-1], -1) * scales + biases
+        return values.reshape(*rows.shape, -1)
 
 
 class KernelGated:

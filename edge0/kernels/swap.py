@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.bailing_moe_v3 import BailingGate
 
 from edge0.kernels.layers import KernelLayer, core_of
-from edge0.kernels.modules import HostNorm, KernelGate, KernelGated, KernelLinear
+from edge0.kernels.modules import HostNorm, KernelEmbedding, KernelGate, KernelGated, KernelLinear
 from edge0.kernels.runner import Kernels
 from edge0.streaming.moe import StreamedMoE
 
@@ -33,5 +33,7 @@ def use_kernels(model: nn.Module, kernels: Kernels, clip: float | None) -> None:
         else:
             layers[number].mlp = KernelGated(kernels, block)
     top = model.language_model if "language_model" in model else model
+    table = "embed_tokens" if "embed_tokens" in top.model else "word_embeddings"
+    setattr(top.model, table, KernelEmbedding(top.model[table]))
     top.model.norm = HostNorm(top.model.norm)
     top.lm_head = KernelLinear(kernels, top.lm_head)

@@ -28,8 +28,6 @@ Model = qwen.ResidentModel | ling.ResidentModel
 
 
 SCALES = (".scales", ".biases")  # ends of the names of what is kept in another dtype for the kernels
-# Looked up row by row by MLX, which gives a row the dtype of its scales.
-EMBEDDINGS = ("language_model.model.embed_tokens.", "model.word_embeddings.")
 
 
 def activation_dtype() -> mx.Dtype:
@@ -62,7 +60,7 @@ def load(
     with reading(index.shards):
         weights = model.sanitize(load_arrays(entries))
         _quantise(model, config)
-        kept = {key: scales or dtype for key in weights if key.endswith(SCALES) and not key.startswith(EMBEDDINGS)}
+        kept = {key: scales or dtype for key in weights if key.endswith(SCALES)}
         model.load_weights(
             [(key, w if w.dtype == mx.uint32 else w.astype(kept.get(key, dtype))) for key, w in weights.items()]
         )

@@ -3,11 +3,13 @@
 import math
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from edge0.kernels.modules import KernelEmbedding
 from edge0.kernels.runner import Group
 from tests.kernels.shapes import BOUND, FEW, activations, distance, packed, silu
 
@@ -179,3 +181,20 @@ def test_gates_saturate(kernels):
     y = kernels.gated(x, gate, up, down)
     assert np.isfinite(y[[0, 1, 3]]).all() and np.array_equal(y[3], np.zeros(64, np.float32))
     assert np.isnan(y[2]).all() == (kernels.kind == "exact")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("scales", [mx.bfloat16, mx.float32])
+def test_rows_of_a_table_are_those_of_mlx_in_fp32(bits, scales):
+    """Scales of 16 bits are widened before anything is multiplied."""
+    table = nn.QuantizedEmbedding(50, 128, 64, bits)
+    table.weight, table.scales, table.biases = mx.quantize(mx.random.normal((50, 128)), 64, bits)
+    table.scales, table.biases = table.scales.astype(mx.bfloat16), table.biases.astype(mx.bfloat16)
+    tokens = mx.array([[3, 49, 0, 3]])
+    wide = mx.dequantize(
+        table.weight[tokens], *(part[tokens].astype(mx.float32) for part in (table.scales, table.biases)), 64, bits
+    )
+    table.scales, table.biases = table.scales.astype(scales), table.biases.astype(scales)
+    found = KernelEmbedding(table)(tokens)
+    assert found.dtype == np.float32 and found.shape == (1, 4, 128)
+    np.testing.assert_allclose(found, np.array(wide), rtol=1e-6, atol=1e-7)
