@@ -60,17 +60,18 @@ def void_reasons(
 
 
 def void_where_outputs_differ(rows: list[dict[str, Any]], same_weights: bool = False) -> None:
-    """Arms that route alike must choose the same tokens, and a repeat must repeat; a run that does not is void.
+    """Arms that route alike by the same kernels must choose the same tokens, and a repeat must repeat; a run that does
+    not is void.
 
     `same_weights`: no arm has adapters, so that stock mlx-lm, too, must choose what `ondemand` chooses. It is never the
     measure of others.
     """
-    first: dict[tuple[str, int], str] = {}
+    first: dict[tuple[str, int, str], str] = {}
     for row in sorted(rows, key=lambda row: ARMS[row["arm"]].resident):
         if row["output_hash"] is None:  # it failed before it chose anything
             continue
         arm = ARMS[row["arm"]]
-        route = ("ondemand" if arm.resident and same_weights else arm.route, row["k"])
+        route = ("ondemand" if arm.resident and same_weights else arm.route, row["k"], row["kernels"])
         expected = first.setdefault(route, row["output_hash"])
         if row["output_hash"] != expected:
             why = f"its tokens differ from the first run of {route[0]} at K={row['k']}"

@@ -31,7 +31,7 @@ PROMPT, REST = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]
 
 def test_outputs_that_differ_between_alike_arms_make_a_run_void():
     def row(arm, output):
-        return {"arm": arm, "k": 8, "output_hash": output, "void": False, "void_reason": ""}
+        return {"arm": arm, "k": 8, "kernels": "mlx", "output_hash": output, "void": False, "void_reason": ""}
 
     rows = [row("ondemand", "a"), row("ondemand-mmap", "a"), row("prerouter", "b"), row("prerouter-mmap", "c")]
     void_where_outputs_differ(rows)
@@ -40,8 +40,8 @@ def test_outputs_that_differ_between_alike_arms_make_a_run_void():
 
 
 def test_stock_mlx_lm_of_the_same_weights_is_held_to_ondemand_and_never_the_measure():
-    def row(arm, k, output):
-        return {"arm": arm, "k": k, "output_hash": output, "void": False, "void_reason": ""}
+    def row(arm, k, output, kernels="mlx"):
+        return {"arm": arm, "k": k, "kernels": kernels, "output_hash": output, "void": False, "void_reason": ""}
 
     def voided(*rows, same_weights=True):
         void_where_outputs_differ(list(rows), same_weights)
@@ -50,6 +50,7 @@ def test_stock_mlx_lm_of_the_same_weights_is_held_to_ondemand_and_never_the_meas
     assert voided(row("resident", 8, "b"), row("ondemand", 8, "a")) == [True, False]
     assert voided(row("resident", 8, "a"), row("ondemand", 8, "a")) == [False, False]
     assert voided(row("resident", 4, "b"), row("ondemand", 8, "a")) == [False, False]
+    assert voided(row("resident", 8, "b"), row("ondemand", 8, "a", "int8-avx2")) == [False, False]
     assert voided(row("resident", 8, "b"), row("ondemand", 8, "a"), same_weights=False) == [False, False]
 
 
