@@ -32,6 +32,7 @@ from edge0.kernels.library import load
 from edge0.telemetry.loads import DEMAND
 from edge0.tiers import read_config
 from experiments.alone import alone
+from experiments.plan import rotated
 from experiments.publish import publish, run_command
 from experiments.resident import logits_of, open_resident
 
@@ -126,11 +127,15 @@ def measure(model: Path, ways: Sequence[str], k: int, threads: int, steps: int, 
                 stack.callback(way.close)
                 opened.append(Timed(way, tokens))
         for number in range(rounds):
-            turn = number % len(opened)
-            for timed in opened[turn:] + opened[:turn]:
+            for timed in rotated(opened, number):
                 about = {"round": number, "kernels": timed.way.kernels_name, "served": timed.way.served}
                 used = timed.way.kernels.threads if timed.way.kernels else threads
                 rows.append(about | {"k": k, "threads": used, "steps": steps} | timed.run())
+    return ordered(rows)
+
+
+def ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows that know their place in time."""
     frame = pd.DataFrame(rows)
     frame.insert(0, "order", range(len(frame)))
     return frame

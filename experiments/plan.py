@@ -31,8 +31,8 @@ def plan(options: SessionOptions) -> list[Run]:
     runs = []
     for number in range(options.rounds):
         order = []
-        for k in _rotated(ks, number // 2):
-            for arm in _rotated(list(options.arms), number // 2):
+        for k in rotated(ks, number // 2):
+            for arm in rotated(list(options.arms), number // 2):
                 order.append(Run("arm", arm, k, number))
                 if (arm, k) == (options.arms[0], ks[0]):
                     order.append(Run("aa", arm, k, number))
@@ -57,6 +57,7 @@ def _together(a: Run, b: Run) -> bool:
     return (a.round, a.role == "drift") == (b.round, b.role == "drift")
 
 
-def _rotated(items: list, places: int) -> list:
+def rotated(items: list, places: int) -> list:
+    """The same items in a circle, begun so many places later."""
     shift = places % len(items)
     return items[shift:] + items[:shift]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ import pandas as pd
 from edge0 import EngineOptions, find_tier, synthesise
 from edge0.tiers import Tier
 from experiments.alone import alone
-from experiments.kernel_cost import PROMPT_TOKENS, EngineWay, Timed, everything
+from experiments.kernel_cost import PROMPT_TOKENS, EngineWay, Timed, everything, ordered
+from experiments.plan import rotated
 from experiments.publish import publish, run_command
 
 KS, LAYERS, EXPERTS = (2, 4, 8), (10, 20, 40), (64, 128, 256)
@@ -70,15 +71,12 @@ def measure(
             opened.append((shape, Timed(_way(root / made.name, shape.k, kernels, prompt), tokens)))
             stack.callback(opened[-1][1].way.close)
         for number in range(rounds):
-            turn = number % len(opened)
-            for shape, timed in opened[turn:] + opened[:turn]:
+            for shape, timed in rotated(opened, number):
                 about = {"round": number, "kernels": timed.way.kernels_name, "steps": steps}
                 took = timed.run()
                 times = {name: took[name] for name in ("step_ms", "cpu_ms", "loads")}
-                rows.append(about | {"k": shape.k, "layers": shape.layers, "experts": shape.experts} | times)
-    frame = pd.DataFrame(rows)
-    frame.insert(0, "order", range(len(frame)))
-    return frame
+                rows.append(about | asdict(shape) | times)
+    return ordered(rows)
 
 
 def _way(model: Path, k: int, kernels: str, prompt: list[int]) -> EngineWay:

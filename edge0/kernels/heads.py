@@ -12,6 +12,7 @@ from edge0.kernels.runner import Kernels, floats
 from edge0.lazy import Array
 from edge0.prerouter.heads import Heads
 from edge0.tiers import ModelConfig
+from edge0.trace import multi_hot
 
 
 class KernelHeads(Heads):
@@ -35,10 +36,7 @@ class KernelHeads(Heads):
         return np.concatenate([np.concatenate(part, axis=-1) for part in parts])
 
     def one_hot(self, indices: np.ndarray) -> np.ndarray:
-        hot = np.zeros((*indices.shape[:-1], self._experts), np.float32)
-        rows = hot.reshape(-1, self._experts)
-        rows[np.arange(len(rows))[:, None], indices.reshape(len(rows), -1)] = 1
-        return hot
+        return multi_hot(indices, self._experts, np.float32)
 
     def no_history(self) -> np.ndarray:
         return np.zeros((1, 1, self._experts), np.float32)

@@ -251,10 +251,10 @@ class _DeltaCore(_Core):
     _state: tuple[int, int, int]
     _kept_tokens: int
 
-    def _check(self) -> None:
-        """Before anything is computed."""
+    def __init__(self, kernels: Kernels, layer: nn.Module, **fields: Any):
         if max(self._state[1:]) > WIDEST:
             raise _unknown(f"heads of more than {WIDEST} elements are not known")
+        super().__init__(kernels, layer, **fields)
 
     def __call__(self, x: np.ndarray, cache: ArraysCache, out: np.ndarray, normed: np.ndarray) -> None:
         shapes = [(1, self._kept_tokens, channels) for channels in self._channels] + [(1, *self._state)]
@@ -283,7 +283,6 @@ class GatedDelta(_DeltaCore):
         self._channels = [module.conv_dim]
         self._state = module.num_v_heads, module.head_v_dim, module.head_k_dim
         self._kept_tokens = module.conv_kernel_size - 1
-        self._check()
         super().__init__(
             kernels,
             layer,
@@ -315,7 +314,6 @@ class KimiDelta(_DeltaCore):
         self._channels = 3 * [heads * width]
         self._state = heads, width, width
         self._kept_tokens = module.conv_kernel_size - 1
-        self._check()
         super().__init__(
             kernels,
             layer,

@@ -13,7 +13,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.tuner.lora import LoRALinear
 
-from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats, seen, widened
+from edge0.checkpoint.synth import from_bf16
+from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats, seen
 from edge0.lazy import Array
 from edge0.tiers import EXPERT_BITS
 
@@ -60,7 +61,8 @@ class KernelEmbedding:
         """`[..., T]` to `[..., T, D]`."""
         rows = np.asarray(tokens)
         codes = self._words[rows][..., None] >> self._places & self._mask
-        scales, biases = (widened(part[rows])[..., None] for part in self._factors)
+        factors = (part[rows][..., None] for part in self._factors)
+        scales, biases = (from_bf16(part) if part.dtype == np.uint16 else part for part in factors)
         values = codes.astype(np.float32).reshape(*scales.shape[:-1], -1) * scales + biases
         return values.reshape(*rows.shape, -1)
 

@@ -31,11 +31,6 @@ def seen(array: mx.array) -> np.ndarray:
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
-def widened(values: np.ndarray) -> np.ndarray:
-    """fp32 of what `seen` gave of an array of bf16 or fp32."""
-    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values
-
-
 def floats(array: Array) -> np.ndarray:
     """The values of fp32 activations in order, evaluated here; copied only where they lie out of order."""
     values = np.asarray(array)

@@ -46,9 +46,8 @@ GROUPS: tuple[tuple[float, Mapping[str, int]], ...] = (
 )
 SOURCE = "edge0 train base"
 KEPT = "name what `edge0 train base` wrote"
-TOKENIZER = (
-    "tokenizer"  # in a kept file's metadata and a checkpoint's: sha256 of the tokenizer.json that it speaks through
-)
+# In a kept file's metadata and a checkpoint's: sha256 of the tokenizer.json that it speaks through.
+TOKENIZER = "tokenizer"
 ORIGINAL = "original_sha256"  # in a checkpoint's metadata: the kept file that it was quantised from
 
 

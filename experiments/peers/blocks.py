@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge0.checkpoint.header import TensorEntry
+from edge0.checkpoint.synth import from_bf16
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.tiers import GROUP_SIZE
 
@@ -71,7 +72,7 @@ def read(entry: TensorEntry) -> np.ndarray:
     kinds = {"U32": np.uint32, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}
     stored = np.memmap(entry.path, kinds[entry.dtype], "r", entry.offset, entry.shape)
     if entry.dtype == "BF16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
+        return from_bf16(stored)
     return np.array(stored if entry.dtype == "U32" else stored.astype(np.float32))
 
 
