@@ -25,8 +25,9 @@
 #include "kernels.h"
 #undef KERNEL
 #pragma GCC pop_options
-static int has_simd(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+static const Variant *fast(void) {
+  int runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return runs ? &variant_simd : NULL;
 }
 
 #elif defined(__aarch64__)
@@ -36,37 +37,30 @@ static int has_simd(void) {
 #include "kernels.h"
 #undef KERNEL
 #pragma GCC pop_options
-static int has_simd(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; } /* HWCAP_ASIMDDP */
+static const Variant *fast(void) { return getauxval(AT_HWCAP) >> 20 & 1 ? &variant_simd : NULL; } /* HWCAP_ASIMDDP */
 
 #else
-#define path_simd path_plain
-#define linears_simd linears_plain
-#define experts_simd experts_plain
-#define gated_simd gated_plain
-#define attention_simd attention_plain
-#define latent_simd latent_plain
-#define delta_simd delta_plain
-#define dense_simd dense_plain
-#define combine_simd combine_plain
-static int has_simd(void) { return 0; }
+static const Variant *fast(void) { return NULL; }
 #endif
 
+/* The kernels for this processor's vectors where there are any, else plain C. */
+static const Variant *variant(int simd) { return simd && fast() ? fast() : &variant_plain; }
+
 #define EXPORT __attribute__((visibility("default")))
-#define RUN(name, ...) (h->simd ? name##_simd(h, __VA_ARGS__) : name##_plain(h, __VA_ARGS__))
 
 /* Changes with any signature or structure: another version of Python's side refuses to call it. */
 #define ABI 3
 EXPORT int edge0_abi(void) { return ABI; }
 
 /* The name of the variant that runs here, "plain" where this processor or the compiler had none. */
-EXPORT const char *edge0_variant(void) { return has_simd() ? path_simd() : path_plain(); }
+EXPORT const char *edge0_variant(void) { return variant(1)->name; }
 
 /* A handle with its own threads, NULL without memory. One thread at a time may use it. */
 EXPORT Handle *edge0_open(int threads, int int8, int simd) {
   Handle *h = calloc(1, sizeof *h);
   if (!h) return NULL;
   h->int8 = int8;
-  h->simd = simd && has_simd();
+  h->variant = variant(simd);
   pool_start(&h->pool, threads);
   return h;
 }
@@ -81,38 +75,37 @@ EXPORT void edge0_close(Handle *h) {
 }
 
 EXPORT void edge0_linears(Handle *h, const float *x, int t, int count, const Linear *const *l, float *const *y) {
-  RUN(linears, x, t, count, l, y);
+  h->variant->linears(h, x, t, count, l, y);
 }
 
 EXPORT void edge0_experts(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const float *x, int t,
                           const uint32_t *slots, int experts, float *y) {
-  RUN(experts, gate, up, down, x, t, slots, experts, y);
+  h->variant->experts(h, gate, up, down, x, t, slots, experts, y);
 }
 
 EXPORT void edge0_gated(Handle *h, const Linear *gate, const Linear *up, const Linear *down, const Linear *share,
                         const float *x, int t, float *y) {
-  RUN(gated, gate, up, down, share, x, t, y);
+  h->variant->gated(h, gate, up, down, share, x, t, y);
 }
 
 EXPORT void edge0_combine(Handle *h, const float *x, const float *y, const float *weights, const float *shared, int t,
                           int experts, int width, float clip, float *out) {
-  h->simd ? combine_simd(x, y, weights, shared, t, experts, width, clip, out)
-          : combine_plain(x, y, weights, shared, t, experts, width, clip, out);
+  h->variant->combine(x, y, weights, shared, t, experts, width, clip, out);
 }
 
 EXPORT void edge0_attention(Handle *h, const Attention *p, const float *x, int t, int offset, float *keys, float *values,
                             int room, float *out, float *normed) {
-  RUN(attention, p, x, t, offset, keys, values, room, out, normed);
+  h->variant->attention(h, p, x, t, offset, keys, values, room, out, normed);
 }
 
 EXPORT void edge0_latent(Handle *h, const Latent *p, const float *x, int t, int offset, float *latents, float *others,
                          float *out, float *normed) {
-  RUN(latent, p, x, t, offset, latents, others, out, normed);
+  h->variant->latent(h, p, x, t, offset, latents, others, out, normed);
 }
 
 EXPORT void edge0_delta(Handle *h, const Delta *p, const float *x, int t, float *const *histories, float *state,
                         float *out, float *normed) {
-  RUN(delta, p, x, t, histories, state, out, normed);
+  h->variant->delta(h, p, x, t, histories, state, out, normed);
 }
 
 EXPORT void edge0_route(Handle *h, const Routing *p, const float *logits, const float *bias, int t, int experts, int forced,
@@ -122,5 +115,5 @@ EXPORT void edge0_route(Handle *h, const Routing *p, const float *logits, const 
 
 EXPORT void edge0_dense(Handle *h, const void *w, int half, const float *x, int count, int t, int n, int k, int gelu,
                         float *y) {
-  RUN(dense, w, half, x, count, t, n, k, gelu, y);
+  h->variant->dense(h, w, half, x, count, t, n, k, gelu, y);
 }

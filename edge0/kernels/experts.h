@@ -10,7 +10,7 @@ typedef struct {
   const KERNEL(Pair) *pairs; /* by slot */
   const int *firsts;         /* of each slot in use, its first pair; one more at the end */
   float *hidden, *raised, *y;
-  int experts, chunks, int8;
+  int experts, chunk, chunks, int8; /* rows of a chunk; chunks of a matrix */
 } KERNEL(ExpertsContext);
 
 static int KERNEL(by_slot)(const void *left, const void *right) {
@@ -21,27 +21,24 @@ static int KERNEL(by_slot)(const void *left, const void *right) {
 static void KERNEL(raise)(void *context, int chunk) {
   KERNEL(ExpertsContext) *c = context;
   int group = chunk / c->chunks, width = c->gate->n;
-  int first = chunk % c->chunks * CHUNK_ROWS, last = first + CHUNK_ROWS < width ? first + CHUNK_ROWS : width;
-  for (int n = first; n < last; n++)
-    for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
-      size_t slot = c->pairs[i].slot;
-      int t = c->pairs[i].pair / c->experts;
-      c->hidden[(size_t)i * width + n] = KERNEL(product)(c->gate, slot, n, c->x, t, c->int8);
-      c->raised[(size_t)i * width + n] = KERNEL(product)(c->up, slot, n, c->x, t, c->int8);
-    }
+  int first = chunk % c->chunks * c->chunk, last = first + c->chunk < width ? first + c->chunk : width;
   for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
-    float *gate = c->hidden + (size_t)i * width + first;
-    KERNEL(gate_row)(gate, gate, gate, c->raised + (size_t)i * width + first, last - first);
+    float *gate = c->hidden + (size_t)i * width + first, *up = c->raised + (size_t)i * width + first;
+    int t = c->pairs[i].pair / c->experts, slot = c->pairs[i].slot;
+    KERNEL(products)(gate, c->gate, slot, first, last - first, c->x, t, c->int8);
+    KERNEL(products)(up, c->up, slot, first, last - first, c->x, t, c->int8);
+    KERNEL(gate_row)(gate, gate, gate, up, last - first);
   }
 }
 
 static void KERNEL(lower)(void *context, int chunk) {
   KERNEL(ExpertsContext) *c = context;
   int group = chunk / c->chunks, width = c->down->n;
-  int first = chunk % c->chunks * CHUNK_ROWS, last = first + CHUNK_ROWS < width ? first + CHUNK_ROWS : width;
-  for (int n = first; n < last; n++)
-    for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++)
-      c->y[(size_t)c->pairs[i].pair * width + n] = KERNEL(product)(c->down, c->pairs[i].slot, n, c->act, i, c->int8);
+  int first = chunk % c->chunks * c->chunk, last = first + c->chunk < width ? first + c->chunk : width;
+  for (int i = c->firsts[group]; i < c->firsts[group + 1]; i++) {
+    float *y = c->y + (size_t)c->pairs[i].pair * width + first;
+    KERNEL(products)(y, c->down, c->pairs[i].slot, first, last - first, c->act, i, c->int8);
+  }
 }
 
 /* y [t, experts, D]: for each token its experts, rows `slots` [t, experts] of the stacks; unweighted.
@@ -59,11 +56,13 @@ static void KERNEL(experts)(Handle *h, const Linear *gate, const Linear *up, con
   Rows rows, act;
   KERNEL(prepare)(h, 0, &rows, x, t, gate->k, h->int8);
   float *hidden = scratch(h, 5, sizeof(float) * 2 * count * gate->n), *raised = hidden + (size_t)count * gate->n;
-  KERNEL(ExpertsContext) c = {gate, up, down, &rows, &act, pairs, firsts, hidden, raised, y, experts, 0, h->int8};
-  c.chunks = (gate->n + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  KERNEL(ExpertsContext) c = {gate, up, down, &rows, &act, pairs, firsts, hidden, raised, y, experts, 0, 0, h->int8};
+  c.chunk = chunk_rows(h, gate->k / 2, (size_t)groups * gate->n);
+  c.chunks = chunks_of(gate->n, c.chunk);
   pool_run(&h->pool, KERNEL(raise), &c, groups * c.chunks, (size_t)count * gate->n * gate->k);
   KERNEL(prepare)(h, 6, &act, hidden, count, down->k, h->int8);
-  c.chunks = (down->n + CHUNK_ROWS - 1) / CHUNK_ROWS;
+  c.chunk = chunk_rows(h, down->k / 2, (size_t)groups * down->n);
+  c.chunks = chunks_of(down->n, c.chunk);
   pool_run(&h->pool, KERNEL(lower), &c, groups * c.chunks, (size_t)count * down->n * down->k / 2);
 }
 

@@ -6,9 +6,11 @@
 
 #include "pool.h"
 
-#define GROUP 64       /* weights that share a scale and a bias */
-#define CHUNK_ROWS 32  /* rows of a matrix that one thread takes at a time */
+#define GROUP 64          /* weights that share a scale and a bias */
+#define CHUNK_BYTES 65536 /* of a matrix that one thread takes at a time: memory gives shorter runs more slowly */
+#define AHEAD 4096        /* bytes that are asked for before they are multiplied */
 #define SCRATCHES 16
+#define ALWAYS inline __attribute__((always_inline)) /* what is unrolled by its caller's constants */
 
 typedef float v8f __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t v8i __attribute__((vector_size(32), aligned(4), may_alias));
@@ -33,13 +35,24 @@ typedef struct {
   int t, k, groups, pitch;
 } Rows;
 
+typedef struct Variant Variant;
+
 typedef struct {
   Pool pool;
-  int int8;   /* activations in 8 bits, else fp32 */
-  int simd;   /* the variant for this processor, else plain C */
+  int int8; /* activations in 8 bits, else fp32 */
+  const Variant *variant;
   void *scratch[SCRATCHES];
   size_t room[SCRATCHES];
 } Handle;
+
+/* Rows of `bytes` each that one thread takes at a time, where a call goes through `rows` of them: few enough that
+   threads which were held up leave their part to others. */
+static int chunk_rows(const Handle *h, size_t bytes, size_t rows) {
+  size_t most = CHUNK_BYTES / bytes, fair = rows / (4 * (size_t)(h->pool.count + 1)), take = most < fair ? most : fair;
+  return take > 8 ? (int)take & ~7 : 8;
+}
+
+static inline int chunks_of(int rows, int each) { return (rows + each - 1) / each; }
 
 /* At least `bytes` of memory number `which`, 64-byte aligned; what it held is lost when it grows. */
 static void *scratch(Handle *h, int which, size_t bytes) {
@@ -111,3 +124,17 @@ typedef struct {
   int32_t streams, key_heads, heads, key, value, count;
   float eps, lower;
 } Delta;
+
+/* The kernels for one kind of processor. */
+struct Variant {
+  const char *name;
+  void (*linears)(Handle *, const float *, int, int, const Linear *const *, float *const *);
+  void (*experts)(Handle *, const Linear *, const Linear *, const Linear *, const float *, int, const uint32_t *, int,
+                  float *);
+  void (*gated)(Handle *, const Linear *, const Linear *, const Linear *, const Linear *, const float *, int, float *);
+  void (*combine)(const float *, const float *, const float *, const float *, int, int, int, float, float *);
+  void (*attention)(Handle *, const Attention *, const float *, int, int, float *, float *, int, float *, float *);
+  void (*latent)(Handle *, const Latent *, const float *, int, int, float *, float *, float *, float *);
+  void (*delta)(Handle *, const Delta *, const float *, int, float *const *, float *, float *, float *);
+  void (*dense)(Handle *, const void *, int, const float *, int, int, int, int, int, float *);
+};
