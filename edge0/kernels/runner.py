@@ -40,7 +40,11 @@ def floats(array: Array) -> np.ndarray:
 
 
 def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+    """Where an array's first element lies. Called twenty times a layer: numpy's own way takes a microsecond."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError):  # memory that is not to be written, or none
+        return array.__array_interface__["data"][0]
 
 
 @dataclass(frozen=True)
