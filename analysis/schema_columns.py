@@ -17,7 +17,7 @@ budget_by text -: Who kept the budget: eviction (our own), cgroup or balloon (ma
 memory_limit_bytes integer? bytes: Limit on all memory of the process; above it the run was killed.
 lower_cache text -: Whether a host below this machine may keep the file: none, suspected or unknown.
 layout text -: How experts lie in the files: stacked (as released) or records (repacked).
-reader text -: How experts are read: pread, willneed (advice first), mmap, or none (all in memory).
+reader text -: How experts are read: pread, willneed (advice first), mmap, direct, or none (all in memory).
 fill text -: Who fills memory: readers, engine (its own thread), or none (all in memory, or another engine).
 assembly text -: How read experts become operands: bank, stack, patched stacks, or none (resident, another engine).
 launch_groups integer groups: Groups of layers that a step is launched in.

@@ -40,8 +40,8 @@ from edge0.streaming.bank import Bank
 from edge0.streaming.executor import Executor, Lease, Prediction
 from edge0.streaming.experts import expert_mlp
 from edge0.streaming.prefill import WholeLayers, even_cuts, whole_layers
-from edge0.streaming.source import Source, open_source
-from edge0.streaming.stores import open_store
+from edge0.streaming.source import Source
+from edge0.streaming.stores import open_source, open_store
 from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, PREFETCH, Recorder
 from edge0.trace import RouteTrace
 

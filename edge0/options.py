@@ -21,7 +21,7 @@ class EngineOptions:
     lora: bool = True
     adapter_k: int | None = None  # use the adapter set of another K, knowingly
     feature: Literal["executed", "teacher"] = "executed"  # what the heads' one-hots say (8b: teacher is upstream's)
-    io: Literal["pread", "mmap"] = "pread"  # explicit reads, or the paper's page faults
+    io: Literal["pread", "mmap", "direct"] = "pread"  # explicit reads, the paper's page faults, or past the page cache
     assembly: Literal["bank", "stack", "patch"] = "bank"  # slots written in place, or the paper's: stacked, or patched
     fill: Literal["readers", "engine"] = "readers"  # who fills the bank: threads, or (the paper's way) the engine's own
     native: Literal["hot", "exact"] = "hot"  # not predicted: compute what is in memory while the rest is read, or wait

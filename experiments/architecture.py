@@ -33,6 +33,7 @@ from edge0.tiers import ModelConfig, Tier, find_tier, parse_config, read_config
 from experiments.publish import run_command, write_document
 
 RELEASED = ("shape-35b", "shape-8b")
+SPARE_BYTES = 8 << 20  # for what computing holds for a moment, beside weights and bank
 EMBEDDINGS = (".embed_tokens.", ".word_embeddings.")
 
 
@@ -88,6 +89,24 @@ def floor_share(model: Tier | Path, k: int | None = None) -> float:
         owners = open_adapter(model, config.family, "prerouter", config.family.k_served).owners
     slots = Schedule.of(config, owners, 1).floor_slots(config, config.family.k_served if k is None else k)
     return slots / (len(config.moe_layers) * config.experts)
+
+
+def room_share(model: Tier | Path, share: float, k: int) -> float:
+    """The bank, as a share of all experts, of a process that may have `share` of its checkpoint's bytes for weights
+    (`budgets.memory_limit`): what is left beside those that always stay in memory, but a bank that serves K.
+
+    Raises:
+        Edge0Error: whatever the directory is refused for.
+    """
+    if isinstance(model, Tier):
+        config = parse_config(released_config(model), Path("config.json"))
+        checkpoint = of_shapes(model)["base_bytes"]
+    else:
+        config, checkpoint = read_config(model), of_directory(model)["base_bytes"]
+    tensors = [tensor for tensor in checkpoint_tensors(config) if not tensor.is_left_over]
+    experts = _payload(tensor for tensor in tensors if tensor.is_expert)
+    left = share * checkpoint - (_payload(tensors) - experts) - SPARE_BYTES
+    return min(max(left / experts, floor_share(model, k)), 1.0)
 
 
 def _counted(config: ModelConfig, owners: tuple[int, ...], inner: int) -> dict[str, Any]:

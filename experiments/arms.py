@@ -8,6 +8,7 @@ from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
 
+DIRECT_THREADS = 4  # nothing reads ahead of them: with two the device waits
 LARGE_BANK = 1024 / 2944  # the paper's larger cache for 8b: 1024 of its 23 x 128 experts (Tab. 1)
 
 
@@ -116,6 +117,15 @@ ARMS = {
             "as ondemand, from the repacked checkpoint",
             {"prerouter": "off", "native": "exact"},
             records=True,
+        ),
+        *(
+            Arm(
+                f"{base}-direct",
+                f"as {base}, from the repacked checkpoint by reads past the page cache",
+                {"prerouter": prerouter, "native": "exact", "io": "direct", "reader_threads": DIRECT_THREADS},
+                records=True,
+            )
+            for base, prerouter in (("ondemand", "off"), ("prerouter", "route"))
         ),
         Arm(
             "ondemand-large",

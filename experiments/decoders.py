@@ -121,6 +121,7 @@ class StreamedDecoder:
                     source = FaultSource(layout.paths, random=self.window == "random")
                 undo.callback(source.close)
                 observer.after_load = source.unmap
+            observer.leaves_pages = engine_options.io != "direct"
             self._engine = Engine(model, engine_options, Recorder(observer, rows=True), routes, source)
             undo.pop_all()
         self.recorder = self._engine.recorder

@@ -19,13 +19,15 @@ from experiments.budgets.budget import Budget
 
 
 class CacheObserver:
-    """A `LoadObserver`. `after_load` runs before a record is given to the budget (mappings must let go of pages).
+    """A `LoadObserver`. `after_load` runs before a record is given to the budget (mappings must let go of pages);
+    `leaves_pages`: whether loads leave anything in the page cache that a budget must know of (direct reads do not).
     `probe_every`: n, of which one load is probed in expectation; 1: all of them, 0: none. `seed` decides which."""
 
     def __init__(self, files: Mapping[Path, FilePages], budget: Budget | None, probe_every: int = 1, seed: int = 0):
         self._files, self._budget, self.probe_every = files, budget, probe_every
         self._draws = random.Random(seed)
         self.after_load: Callable[[], None] | None = None
+        self.leaves_pages = True
         self.reading_threads = 1
 
     @property
@@ -51,7 +53,7 @@ class CacheObserver:
             record.device_bytes += thread_device_bytes()
         if self.after_load is not None:
             self.after_load()
-        if self._budget is not None:
+        if self._budget is not None and self.leaves_pages:
             self._budget.note(record.layer, None if record.expert == WHOLE else record.expert)
 
     def _is_probed(self) -> bool:

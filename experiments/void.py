@@ -50,8 +50,8 @@ def void_reasons(
         ceiling = row["budget_bytes"] + slack + step_bytes
         if after > ceiling:
             yield f"{after} bytes of the checkpoint were cached, above {ceiling}"
-        # The kernel's own reclaim may take pages that were idle for a minute.
-        if kept_page_bytes is not None and after < kept_page_bytes - slack:
+        # The kernel's own reclaim may take pages that were idle for a minute. Direct reads look for none.
+        if kept_page_bytes is not None and row["reader"] != "direct" and after < kept_page_bytes - slack:
             kept = f"{kept_page_bytes} that the budget kept (slack {slack})"
             yield f"only {after} bytes of the checkpoint were cached of {kept}: somebody else took pages away"
     own, foreign = int(timed.device_bytes.clip(lower=0).sum()), row["foreign_device_bytes"]

@@ -12,18 +12,20 @@ import functools
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import pytest
 from mlx.utils import tree_unflatten
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.bailing_moe_v3 import _group_expert_select
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from safetensors.numpy import load_file
 
-from edge0 import Engine, EngineOptions, models
+from edge0 import Edge0Error, Engine, EngineOptions, models
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.lora import apply_lora
 from edge0.streaming.bank import slot_bytes
+from edge0.streaming.direct import DirectSource
 from edge0.tiers import read_config
 
 FILE_BYTES = 300_001  # of the file that the tests of the sources read
@@ -41,6 +43,16 @@ def same_bits(left, right):
 def relative_l2(values, reference):
     """Largest relative L2 distance over the rows."""
     return (np.linalg.norm(values - reference, axis=-1) / np.linalg.norm(reference, axis=-1)).max()
+
+
+def direct_or_skip(paths):
+    """A source of direct reads, where the test's files lie on a file system that takes them."""
+    try:
+        return DirectSource(paths)
+    except Edge0Error as error:
+        if "refuses direct reads" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from reference import (
     PROMPT,
     TOKENS,
     dequantised_logits,
+    direct_or_skip,
     engine_logits,
     executed_sets,
     floor_bytes,
@@ -110,12 +111,17 @@ OTHER_WAYS = {
     "patch": {"assembly": "patch"},
     "patch-mmap": {"assembly": "patch", "io": "mmap", "launch_groups": 1},
     "fill": {"fill": "engine"},
+    "direct": {"io": "direct"},
+    "direct-stack": {"io": "direct", "assembly": "stack"},
+    "direct-fill": {"io": "direct", "fill": "engine", "advise": False},
 }
 
 
 @pytest.mark.parametrize("prerouter", ["off", "route", "advise"])
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_ways_to_read_fill_and_assemble_change_no_bit(checkpoint, prerouter, way):
+    if OTHER_WAYS[way].get("io") == "direct":
+        direct_or_skip(checkpoint.glob("*.safetensors")).close()
     logits = run(checkpoint, k=4, prerouter=prerouter, **OTHER_WAYS[way])
     assert same_bits(logits, run(checkpoint, k=4, prerouter=prerouter))
 

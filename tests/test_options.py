@@ -24,7 +24,7 @@ def test_defaults():
         ("prerouter", "on", "route or advise or off"),
         ("prerouter", None, "route or advise or off"),
         ("feature", "student", "executed or teacher"),
-        ("io", "odirect", "pread or mmap"),
+        ("io", "odirect", "pread or mmap or direct"),
         ("assembly", "slots", "bank or stack or patch"),
         ("fill", "main", "readers or engine"),
         ("reads", "all", "expert or layer"),

@@ -10,6 +10,7 @@ from reference import (
     PROMPT,
     TOKENS,
     dequantised_logits,
+    direct_or_skip,
     engine_logits,
     floor_bytes,
     relative_l2,
@@ -344,10 +345,13 @@ def test_hits_compute_while_misses_are_read(checkpoint, monkeypatch):
         {"k": 4, "assembly": "stack", **NATIVE},
         {"k": 4, "assembly": "patch"},
         {"k": 4, "fill": "engine"},
+        {"k": 4, "io": "direct"},
     ],
-    ids=["exact", "hot", "whole-layer", "staged", "advise", "paper", "stack", "patch", "fill"],
+    ids=["exact", "hot", "whole-layer", "staged", "advise", "paper", "stack", "patch", "fill", "direct"],
 )
 def test_records_give_the_bits_of_the_stacked_layout(checkpoint, repacked, tier, options):
+    if options.get("io") == "direct":
+        direct_or_skip(checkpoint.glob("*.safetensors")).close()
     stacked, before = run(checkpoint, **options)
     records, after = run(repacked[tier.name], **options)
     assert same_bits(stacked, records)

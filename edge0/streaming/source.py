@@ -1,7 +1,8 @@
 """Two ways to get the bytes of an expert: explicit reads, and page faults on a mapping (the paper's way).
 
-Both know files and offsets and nothing of experts, slots or MLX. Descriptors are opened once and kept; every failure
-of the storage is an error that names the file and the bytes, never silence.
+A third, past the page cache, is in `direct`. All know files and offsets and nothing of experts, slots or MLX.
+Descriptors are opened once and kept; every failure of the storage is an error that names the file and the bytes, never
+silence.
 """
 
 from __future__ import annotations
@@ -44,17 +45,28 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class _OpenFiles:
-    """The descriptors of a source, opened once and kept: what was opened is what is read."""
+class OpenFiles:
+    """The descriptors of a source, opened once and kept: what was opened is what is read. A source adds `read`."""
 
     def __init__(self, paths: Iterable[Path]):
         self._files: dict[Path, int] = {}
         try:
             for path in paths:
-                self._files[path] = _open(path)
+                self._files[path] = self._open(path)
         except BaseException:
-            _OpenFiles.close(self)
+            OpenFiles.close(self)
             raise
+
+    def _open(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def array(self, piece: ByteRange) -> np.ndarray:
+        fresh = np.empty(piece.nbytes, np.uint8)
+        self.read(piece, [memoryview(fresh)])
+        return fresh
 
     def check(self, identities: Mapping[Path, FileIdentity]) -> None:
         for path, descriptor in self._files.items():
@@ -66,7 +78,7 @@ class _OpenFiles:
         self._files = {}
 
 
-class PreadSource(_OpenFiles):
+class PreadSource(OpenFiles):
     """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can."""
 
     def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
@@ -89,11 +101,6 @@ class PreadSource(_OpenFiles):
             if rest:
                 rest[0] = rest[0][count:]
 
-    def array(self, piece: ByteRange) -> np.ndarray:
-        fresh = np.empty(piece.nbytes, np.uint8)
-        self.read(piece, [memoryview(fresh)])
-        return fresh
-
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         if _advise is None:
             return
@@ -104,7 +111,7 @@ class PreadSource(_OpenFiles):
                     _advise(file, start, min(ADVICE_BYTES, end - start), os.POSIX_FADV_WILLNEED)
 
 
-class FaultSource(_OpenFiles):
+class FaultSource(OpenFiles):
     """Copies out of a read-only mapping, so that the kernel reads by page fault. `random` switches read-around off."""
 
     def __init__(self, paths: Iterable[Path], random: bool = False):
@@ -140,15 +147,6 @@ class FaultSource(_OpenFiles):
         super().close()
 
 
-def open_source(paths: Iterable[Path], io: str) -> Source:
-    """The source for `EngineOptions.io`.
-
-    Raises:
-        Edge0Error: FILE_UNREADABLE.
-    """
-    return FaultSource(paths) if io == "mmap" else PreadSource(paths)
-
-
 def read_failed(piece: ByteRange, why: str) -> Edge0Error:
     return Edge0Error(
         ErrorKind.READ_FAILED,
@@ -159,8 +157,5 @@ def read_failed(piece: ByteRange, why: str) -> Edge0Error:
     )
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be opened ({error.strerror})", path=path) from error
+def unreadable(path: Path, error: OSError) -> Edge0Error:
+    return Edge0Error(ErrorKind.FILE_UNREADABLE, f"cannot be opened ({error.strerror})", path=path)

@@ -28,10 +28,10 @@ from typing import Any
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.streaming.direct import DIRECT_ALIGN, DirectSource
 from edge0.streaming.source import PreadSource
 from edge0.telemetry.host import describe_host
 from edge0.telemetry.pagecache import DARWIN, LINUX, MEMORY_FILESYSTEMS, MINCORE, FilePages, thread_device_bytes
-from experiments.direct import DIRECT_ALIGN, DirectSource
 
 DIRECT, ADVISED, BUFFERED = "direct", "advised", "buffered"
 THREADS = (1, 2, 4, 8)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge0.tiers import find_tier
-from experiments.architecture import floor_share
+from experiments.architecture import room_share
 from experiments.arms import ARMS
 from experiments.config import Workflow
 
@@ -36,11 +36,10 @@ def was_built(document: Path) -> bool:
     return False
 
 
-def limited_arguments(workflow: Workflow, k: int) -> str:
-    """Arguments of a session under a limit on the whole process: the smallest bank that serves K, since what the limit
-    leaves beside it is page cache."""
+def limited_arguments(workflow: Workflow, share: float, k: int) -> str:
+    """Arguments of a session under a limit on the whole process: the bank that the limit leaves room for."""
     model = find_tier(workflow.name) if workflow.synthesised else Path(workflow.model)
-    bank = min(math.ceil(floor_share(model, k) * 1e4) / 1e4, 1.0)
+    bank = min(math.ceil(room_share(model, share, k) * 1e4) / 1e4, 1.0)
     return workflow.session_arguments(condition="limit", ks=[k], kernels="auto", bank=bank, lora=False, trace=None)
 
 

@@ -45,6 +45,10 @@ if MACHINE == machine_id():
             print(f"edge0: warning: {told}", file=sys.stderr)
 OURS = f"{WORKFLOW.values['results']}/{MACHINE}"
 RESULTS = f"{OURS}/{WORKFLOW.name}"
+# The repacked copy of the checkpoint, "" where a checkpoint of one's own has none.
+RECORDS = WORKFLOW.values.get("records") or (
+    f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
+)
 # What was asked for is measured anew: the parameters of what measures carry the time, unless remeasure=false.
 STARTED = int(time.time()) if WORKFLOW.values.get("remeasure", True) else 0
 

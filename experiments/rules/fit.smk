@@ -1,8 +1,5 @@
 # What a load costs by its cold share: single loads with a set share, the lines through them, and anybody's own rows.
 FIT = f"{RESULTS}/fit"
-FIT_RECORDS = config.get("records") or (
-    f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
-)
 REGRESS_ROWS = config.get("rows") or ""
 REGRESS = f"{OURS}/regress/{Path(REGRESS_ROWS).parent.name or 'here'}-{Path(REGRESS_ROWS).stem or 'none'}"
 
@@ -18,7 +15,7 @@ rule fit_loads:
         model=lambda wildcards: to_measure(
             WORKFLOW.model, f"{FIT}/sessions", "loads.json"
         ),
-        records=FIT_RECORDS or [],
+        records=RECORDS or [],
     output:
         f"{FIT}/sessions/latest.json",
     log:
@@ -31,7 +28,7 @@ rule fit_loads:
         python=sys.executable,
         name=WORKFLOW.name,
         out=subpath(output[0], parent=True),
-        records=f"--records {FIT_RECORDS}" if FIT_RECORDS else "",
+        records=f"--records {RECORDS}" if RECORDS else "",
         loads=config["fit_loads"],
         seed=config["seed"],
         started=STARTED,

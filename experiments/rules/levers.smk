@@ -1,8 +1,5 @@
 # The levers one by one: each is an arm beside the same arm without it, on routes with a stated reuse.
 LEVERS = f"{RESULTS}/levers"
-LEVERS_RECORDS = config.get("records") or (
-    f"models/{WORKFLOW.name}-records" if WORKFLOW.synthesised else ""
-)
 LEVERS_RECALL = (
     0.8  # of the advice: a share of it is wrong, as it would be of a trained head
 )
@@ -15,7 +12,7 @@ LEVERS_ARMS = [
     "prerouter-groups1",
     "prerouter-groups2",
     "prerouter-groups5",
-    *(["ondemand-hot-records", "prerouter-records"] if LEVERS_RECORDS else []),
+    *(["ondemand-hot-records", "prerouter-records"] if RECORDS else []),
 ]
 
 
@@ -47,7 +44,7 @@ rule levers_session:
     input:
         model=lambda wildcards: to_measure(WORKFLOW.model, f"{LEVERS}/sessions"),
         trace=WORKFLOW.values.get("trace") or f"{LEVERS}/sessions/trace.safetensors",
-        records=LEVERS_RECORDS or [],
+        records=RECORDS or [],
     output:
         f"{LEVERS}/sessions/latest.json",
     log:
@@ -60,7 +57,7 @@ rule levers_session:
         python=sys.executable,
         name=WORKFLOW.name,
         root=subpath(output[0], parent=True),
-        records=f"--records {LEVERS_RECORDS}" if LEVERS_RECORDS else "",
+        records=f"--records {RECORDS}" if RECORDS else "",
         session=WORKFLOW.session_arguments(
             ks=[max(WORKFLOW.values["ks"])],
             arms=LEVERS_ARMS,

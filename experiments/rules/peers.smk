@@ -11,6 +11,7 @@ PEER_LIMITS = {
     )
 }
 OUR_PEERS = "ondemand prerouter resident ondemand-mmap prerouter-mmap"
+DIRECT_PEERS = "ondemand-direct prerouter-direct"  # under a limit only: elsewhere the page cache is a help
 LIMITED_TIMEOUT_S = 900  # a mapped file that thrashes may take seconds a token; slower than that has no number
 
 
@@ -121,6 +122,7 @@ rule peers_limited_session:
         model=WORKFLOW.model,
         library=f"{PEERS}/library.json",
         file=f"{PEER_FILES}/q4_0.json",
+        records=RECORDS or [],
     output:
         limit=f"{RESULTS}/peers/sessions/limit-{{share}}/limit.json",
         session=f"{RESULTS}/peers/sessions/limit-{{share}}/latest.json",
@@ -136,17 +138,18 @@ rule peers_limited_session:
         python=sys.executable,
         name=WORKFLOW.name,
         root=subpath(output.session, parent=True),
-        arms=OUR_PEERS,
+        arms=f"{OUR_PEERS} {DIRECT_PEERS}" if RECORDS else OUR_PEERS,
         timeout=LIMITED_TIMEOUT_S,
         session=lambda wildcards: limited_arguments(
-            WORKFLOW, PEER_LIMITS[wildcards.share]
+            WORKFLOW, float(wildcards.share), PEER_LIMITS[wildcards.share]
         ),
+        records=f"--records {RECORDS}" if RECORDS else "",
         started=STARTED,
     shell:
         # Where no limit can be enforced, limit.json says why and there is no session.
         "limit=$({params.python} -m experiments.budgets.memory_limit {input.model:q} {wildcards.share} {output.limit:q}"
         " 2> {log:q}) && if [ $limit -gt 0 ]; then"
-        " {params.python} -m experiments.session --model {input.model:q} --tier {params.name:q}"
+        " {params.python} -m experiments.session --model {input.model:q} {params.records} --tier {params.name:q}"
         " --experiment peers-limited --root {params.root:q} --log {log:q} --memory-limit-bytes $limit"
         " --run-timeout-s {params.timeout} {params.session} --arms {params.arms}"
         " $({params.python} -m experiments.peers.ready {input.library:q} {input.file:q});"

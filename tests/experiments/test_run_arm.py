@@ -99,11 +99,11 @@ def test_a_run_without_probes_is_judged_by_what_stayed_cached():
 
 
 @pytest.mark.parametrize(
-    ("cached", "void"),
-    [(85, False), (83, True)],  # 16 MiB of slack below 100
+    ("cached", "reader", "void"),
+    [(85, "willneed", False), (83, "willneed", True), (83, "direct", False)],  # 16 MiB of slack below 100
 )
-def test_a_budget_whose_pages_were_taken_away_is_void(cached, void):
-    found = row(cached_after_bytes=cached << 20)
+def test_a_budget_whose_pages_were_taken_away_is_void(cached, reader, void):
+    found = row(cached_after_bytes=cached << 20, reader=reader)
     reasons = list(void_reasons(found, loads(0.5), Condition.parse("budget:0.5"), False, 100 << 20))
     assert len(reasons) == void and all("somebody else took pages away" in reason for reason in reasons)
 

@@ -14,10 +14,10 @@ from reference import FILE_BYTES
 from edge0 import Edge0Error
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import ErrorKind
+from edge0.streaming import direct as module
+from edge0.streaming.direct import DIRECT_ALIGN, DirectSource
 from edge0.streaming.source import PreadSource
 from edge0.telemetry.pagecache import FilePages, self_test
-from experiments import direct as module
-from experiments.direct import DIRECT_ALIGN, DirectSource
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""Reads that leave the page cache as it is: what the device itself takes, for `fit` and `edge0 doctor`.
+"""Reads that leave the page cache as it is: `O_DIRECT` on Linux, `F_NOCACHE` on macOS.
 
-`O_DIRECT` on Linux, `F_NOCACHE` on macOS. A direct read starts and ends on block boundaries, in memory and in the file.
-So the blocks around a range go into a page-aligned buffer, and the range is copied out of it. For one thread: the
-buffer is the source's own. The engine does not read like this: it was slower than by the page cache.
+Where a process is held to a limit, the page cache counts against it: a byte that is kept there is missing from the
+bank, and every page that is read in pushes another one out, which costs more than the copy. A direct read starts and
+ends on block boundaries, in memory and in the file. So the blocks around a range go into a page-aligned buffer of the
+reading thread, and the range is copied out of it: one read for a record of a repacked checkpoint, nine otherwise.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import fcntl
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.streaming.source import read_failed
+from edge0.streaming.source import OpenFiles, read_failed, unreadable
 
-DIRECT_BYTES = 2 << 20  # one direct read at the most
+DIRECT_BYTES = 2 << 20  # one direct read at the most, and each reading thread's buffer
 DIRECT_ALIGN = 4096  # bytes; a multiple of the logical block of every disk in use
 DARWIN = sys.platform == "darwin"
 
 
-class DirectSource:
+class DirectSource(OpenFiles):
     """Some files, opened once and kept.
 
     Raises:
@@ -32,14 +34,8 @@ class DirectSource:
     """
 
     def __init__(self, paths: Iterable[Path]):
-        self._buffer = memoryview(mmap.mmap(-1, DIRECT_BYTES))  # an anonymous mapping starts on a page
-        self._files: dict[Path, int] = {}
-        try:
-            for path in paths:
-                self._files[path] = self._open(path)
-        except BaseException:
-            self.close()
-            raise
+        self._own = threading.local()
+        super().__init__(paths)
 
     def _open(self, path: Path) -> int:
         """Some file systems refuse to open, others only to read: one block is read to know."""
@@ -48,20 +44,27 @@ class DirectSource:
             descriptor = os.open(path, os.O_RDONLY | (0 if DARWIN else os.O_DIRECT))
             if DARWIN:
                 fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-            os.preadv(descriptor, [self._buffer[:DIRECT_ALIGN]], 0)
+            os.preadv(descriptor, [self._buffer()[:DIRECT_ALIGN]], 0)
         except OSError as error:
             if descriptor is not None:
                 os.close(descriptor)
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                detail = f"cannot be opened ({error.strerror})"
-                raise Edge0Error(ErrorKind.FILE_UNREADABLE, detail, path=path) from error
+                raise unreadable(path, error) from error
             raise Edge0Error(
                 ErrorKind.OPTION_INVALID,
-                f"the file system refuses direct reads ({error.strerror})",
+                f"option io: the file system refuses direct reads ({error.strerror})",
                 path=path,
-                hint="copy the checkpoint to a disk that takes them",
+                expected="pread",
+                found="direct",
+                hint="or copy the checkpoint to a disk that takes them",
             ) from error
         return descriptor
+
+    def _buffer(self) -> memoryview:
+        """This thread's; an anonymous mapping starts on a page."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = memoryview(mmap.mmap(-1, DIRECT_BYTES))
+        return self._own.buffer
 
     def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
         """Fill `memories` (together `piece.nbytes` bytes) from the file, one after the other.
@@ -69,7 +72,7 @@ class DirectSource:
         Raises:
             Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
         """
-        buffer, rest = self._buffer, list(memories)
+        buffer, rest = self._buffer(), list(memories)
         place, end = piece.offset, piece.offset + piece.nbytes
         while place < end:
             start = place - place % DIRECT_ALIGN
@@ -84,10 +87,8 @@ class DirectSource:
             place += len(got)
             _scatter(got, rest)
 
-    def close(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files = {}
+    def advise(self, pieces: Sequence[ByteRange]) -> None:
+        """Nothing: a hint would fill the page cache."""
 
 
 def _scatter(data: memoryview, memories: list[memoryview]) -> None:
