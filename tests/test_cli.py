@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from reference import direct_or_skip
 
 from edge0 import cli
 from edge0.cli import main
@@ -28,6 +29,13 @@ def test_synth_then_generate(tmp_path, capsys):
     assert re.match(r"prefill 5 tokens in .* tok/s\).* MiB.*; decode 6 tokens, .* tok/s, \d+ expert loads", first.err)
     assert main(command) == 0
     assert capsys.readouterr().out == first.out
+    direct_or_skip(target.glob("*.safetensors")).close()
+    assert main([*command, "--io", "direct"]) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_a_chat_template_makes_another_prompt(checkpoints, capsys):
+    command = ["generate", str(checkpoints["unit-35b"]), "hello", "--k", "4", "--max-tokens", "2"]
     assert main([*command, "--chat"]) == 0
     assert "prefill 5 tokens" not in capsys.readouterr().err
 

@@ -33,6 +33,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what computes on a CPU: own kernels with 8-bit or fp32 activations, MLX, or the fastest here (default)",
     )
+    group.add_argument(
+        "--io",
+        choices=("pread", "direct"),
+        default="pread",
+        help="how experts are read; direct: past the page cache, for a repacked checkpoint in a process that is held to"
+        " a limit on all its memory (default: pread)",
+    )
     group.add_argument("--context", type=int, help="tokens of a request, prompt included, that memory is planned for")
 
 
@@ -49,6 +56,7 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
         memory_bytes=None if options.memory is None else parse_bytes(options.memory, "memory"),
         context=options.context,
         kernels=options.kernels,
+        io=options.io,
         **(options.engine_defaults(options.directory) if getattr(options, "engine_defaults", None) else {}),
     )
 
