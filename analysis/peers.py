@@ -61,8 +61,9 @@ HOW_TO_READ = (
     "limit. Its own text differs, since Q4_0 is "
     "another rounding; so do its routes, though not how many experts a token needs.",
     "A limit holds for the whole process: weights, bank, caches, interpreter and the page cache of what it reads. All "
-    "start with nothing cached, and the engine's bank has what the limit leaves beside its other weights. What a "
-    "process that its limit killed might have done is not estimated.",
+    "start with nothing cached, and the engine's bank has what the limit leaves beside its other weights; the arms of "
+    "stacks, which are a second copy, have the smallest that serves K. What a process that its limit killed might have "
+    "done is not estimated.",
     "`-direct` reads a repacked copy of the checkpoint, one record per expert, past the page cache: under a limit "
     "every page that is kept pushes another out, and is missing from the bank.",
     "`-mmap` is the paper's way of reading, page faults and nine stacked tensors, in this engine.",

@@ -17,6 +17,8 @@ from analysis.rows import Session
 LOOKS = {
     "ondemand": ("#B8D4E8", ""),
     "prerouter": ("#0072B2", ""),
+    "ondemand-direct": ("#B8D4E8", "\\\\\\\\"),
+    "prerouter-direct": ("#0072B2", "\\\\\\\\"),
     "resident": ("#E69F00", "////"),
     "ondemand-mmap": ("#F2D2BF", "...."),
     "prerouter-mmap": ("#D55E00", "...."),

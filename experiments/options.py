@@ -48,6 +48,9 @@ class SessionOptions:
     warmup_steps: int = _option(12, "decode steps of one warm-up, which is repeated until it is steady")
     prompt_tokens: int = _option(8, "length of the prompt")
     bank: float = _option(0.25, "memory for experts, as a share of all experts: 1.0 holds them all")
+    stack_bank: float | None = _option(
+        None, "the same for arms that build stacks, which are a second copy beside it (default: that of bank)", float
+    )
     lora: bool = _option(True, "apply the recovery LoRA")
     adapter_k: int | None = _option(None, "K of the adapter set to use at every K (a labelled deviation)", int)
     trace: str | None = _option(None, "file of routes that every arm replays, of one K", str)

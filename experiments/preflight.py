@@ -47,7 +47,9 @@ def preflight(options: SessionOptions) -> Ready:
         raise Edge0Error(ErrorKind.OPTION_INVALID, "a session needs at least one arm and one K", tensor="arms, ks")
     for name in ("rounds", "timed_steps", "warmup_steps", "prompt_tokens", "run_timeout_s"):
         _require(name, getattr(options, name) >= 1, ">= 1", getattr(options, name))
-    _require("bank", 0 < options.bank <= 1, "a share of all experts, above 0, up to 1", options.bank)
+    for name in ("bank", "stack_bank"):
+        share = getattr(options, name)
+        _require(name, share is None or 0 < share <= 1, "a share of all experts, above 0, up to 1", share)
     _require("budget_by", options.budget_by in BUDGET_WAYS, " or ".join(BUDGET_WAYS), options.budget_by)
     records = any(ARMS[arm].records for arm in options.arms)
     repack = "a checkpoint that `edge0 repack` made, for the arms that read records"
@@ -106,8 +108,9 @@ def _open(options: SessionOptions, directory: str) -> Opening:
 
 def bank_slots(options: SessionOptions, layout: ExpertLayout, arm: str) -> int:
     """An arm's share of all experts, in experts: its own where it has one, else the session's."""
-    own = ARMS[arm].bank
-    return max(1, round((options.bank if own is None else own) * len(layout.records())))
+    stacks = ARMS[arm].options.get("assembly", "bank") != "bank"
+    shares = (ARMS[arm].bank, options.stack_bank if stacks else None, options.bank)
+    return max(1, round(next(share for share in shares if share is not None) * len(layout.records())))
 
 
 def _check_peers(options: SessionOptions, condition: Condition, arms: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge0.tiers import find_tier
-from experiments.architecture import room_share
+from experiments.architecture import floor_share, room_share
 from experiments.arms import ARMS
 from experiments.config import Workflow
 
@@ -37,10 +37,12 @@ def was_built(document: Path) -> bool:
 
 
 def limited_arguments(workflow: Workflow, share: float, k: int) -> str:
-    """Arguments of a session under a limit on the whole process: the bank that the limit leaves room for."""
+    """Arguments of a session under a limit on the whole process: the bank that the limit leaves room for; where stacks
+    are built beside it, the smallest that serves K."""
     model = find_tier(workflow.name) if workflow.synthesised else Path(workflow.model)
-    bank = min(math.ceil(room_share(model, share, k) * 1e4) / 1e4, 1.0)
-    return workflow.session_arguments(condition="limit", ks=[k], kernels="auto", bank=bank, lora=False, trace=None)
+    banks = {"bank": room_share(model, share, k), "stack_bank": floor_share(model, k)}
+    banks = {name: min(math.ceil(share * 1e4) / 1e4, 1.0) for name, share in banks.items()}
+    return workflow.session_arguments(condition="limit", ks=[k], kernels="auto", lora=False, trace=None, **banks)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ PEER_LIMITS = {
 }
 OUR_PEERS = "ondemand prerouter resident ondemand-mmap prerouter-mmap"
 DIRECT_PEERS = "ondemand-direct prerouter-direct"  # under a limit only: elsewhere the page cache is a help
+WARM_STEPS = 64  # in which an arm meets nearly every expert: where all fit, all are to be there
 LIMITED_TIMEOUT_S = 900  # a mapped file that thrashes may take seconds a token; slower than that has no number
 
 
@@ -104,6 +105,7 @@ rule peers_session:
             ks=[max(WORKFLOW.values["ks"])],
             kernels="auto",
             bank=1.0,
+            warmup_steps=WARM_STEPS,
             lora=False,
             trace=None,
         ),

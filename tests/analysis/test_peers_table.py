@@ -7,6 +7,7 @@ import pytest
 from synthetic import ARMS, make_session
 
 from analysis import peers
+from analysis.resident_figure import LOOKS
 
 LIBRARY = {"built": True, "reason": "", "versions": {"llama-cpp-python": "0.3.36"}, "system": "AVX2 = 1"}
 ACTIVE = {"checkpoint": {"fixed": 20 << 20, "expert": 5 << 20}, "gguf": {"fixed": 21 << 20, "expert": 5 << 20}}
@@ -148,3 +149,8 @@ def test_a_document_that_says_nothing_is_refused_in_one_line(tmp_path, capsys):
     assert peers.main([str(session), *places, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "does not say built" in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_every_arm_has_a_look_in_the_figure():
+    """The arms of direct reads once had none: a session of nine minutes ended in a KeyError."""
+    assert set(peers.ARMS) <= set(LOOKS)

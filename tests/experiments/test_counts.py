@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from edge0.checkpoint.header import CheckpointIndex
+from edge0.checkpoint.layout import ExpertLayout
 from edge0.checkpoint.repack import repack
 from edge0.errors import ErrorKind
-from edge0.tiers import find_tier
+from edge0.tiers import find_tier, read_config
 from experiments import architecture
 from experiments.budgets import memory_limit
 
@@ -99,3 +101,15 @@ def test_a_limit_that_cannot_be_enforced_says_why(checkpoint, monkeypatch):
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.1])
 def test_a_share_that_is_none_is_refused(checkpoint, refused, share):
     refused(ErrorKind.OPTION_INVALID, lambda: memory_limit.memory_limit(checkpoint, share), "share of the checkpoint")
+
+
+def test_a_limited_bank_has_what_other_weights_leave(checkpoint):
+    layout = ExpertLayout.of(CheckpointIndex.open(checkpoint), read_config(checkpoint))
+    experts, files = layout.total_bytes, architecture.of_directory(checkpoint)["base_bytes"]
+    floor = architecture.floor_share(checkpoint, 4)
+    assert architecture.room_share(checkpoint, 0.01, 4) == floor
+    share = (
+        files - 0.1 * experts + architecture.SPARE_BYTES
+    ) / files  # leaves nine tenths of the experts, or a bit more
+    assert 0.9 <= architecture.room_share(checkpoint, share, 4) < 0.92
+    assert architecture.room_share(checkpoint, 10, 4) == 1

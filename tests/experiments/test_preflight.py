@@ -80,6 +80,14 @@ def test_an_arm_with_a_bank_of_its_own_has_that_one(unit_35b):
     assert bank_slots(options, layout, "ondemand-large") == round(ARMS["ondemand-large"].bank * experts)
 
 
+def test_stacks_are_a_second_copy_and_may_have_a_smaller_bank(unit_35b):
+    options = SessionOptions(model=str(unit_35b), tier="unit-35b", ks=(4,), bank=0.5, stack_bank=0.25)
+    layout = preflight(options).layout
+    experts = len(layout.records())
+    assert bank_slots(options, layout, "ondemand") == experts // 2
+    assert bank_slots(options, layout, "ondemand-mmap") == experts // 4
+
+
 @pytest.fixture
 def trace(unit_35b, tmp_path):
     config = read_config(unit_35b)
