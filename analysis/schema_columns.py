@@ -163,6 +163,7 @@ linears_ms number ms: Logits of routers and of the head.
 route_ms number ms: The routing law.
 dense_ms number ms: Prerouter heads, and routers that are not quantised.
 combine_ms number ms: Adding a layer's parts up.
+mixture_ms number ms: A token's routed and shared experts and what they add up to, in one call.
 """
 
 WORK = """

@@ -125,10 +125,11 @@ class Engine:
         )
         if reader is not None:
             opened.callback(reader.close)
-        experts = expert_mlp
+        experts, later = expert_mlp, None
         if self.kernels is not None:
             experts = KernelExperts(self.kernels, self.store.stacks if isinstance(self.store, Bank) else None)
-        self.executor = Executor(self.store, self.router, self.recorder, options.native, experts)
+            later = experts.later
+        self.executor = Executor(self.store, self.router, self.recorder, options.native, experts, later)
         for block in self.blocks.values():
             block.executor = self.executor
         release_freed_memory()

@@ -36,7 +36,7 @@ from experiments.plan import rotated
 from experiments.publish import publish, run_command
 from experiments.resident import logits_of, open_resident
 
-PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "route", "dense", "combine")
+PARTS = ("attention", "latent", "delta", "experts", "gated", "linears", "route", "dense", "combine", "mixture")
 PROMPT_TOKENS = 8
 WAYS = ("mlx", "int8", "exact")
 ENGINE, BARE, RESIDENT = "engine", "engine-bare", "resident"  # with its adapters, without; mlx-lm's own forward

@@ -17,7 +17,7 @@ import numpy as np
 from edge0 import models
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.kernels.choice import MLX, resolve, scale_dtype
-from edge0.kernels.modules import KernelExperts
+from edge0.kernels.modules import KernelExperts, Routed
 from edge0.kernels.router import KernelRouter
 from edge0.kernels.runner import Kernels
 from edge0.kernels.swap import use_kernels
@@ -60,9 +60,9 @@ class _InPlace:
     def __init__(self, router: KernelRouter, experts: KernelExperts, stacks: list[mx.array]):
         self._router, self._experts, self._stacks = router, experts, stacks
 
-    def __call__(self, block: StreamedMoE, x: np.ndarray, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, block: StreamedMoE, x: np.ndarray, shared: None) -> tuple[Routed, np.ndarray]:
         indices, weights = self._router(block.logits(x), block.bias())
-        return self._experts(x, indices, self._stacks), weights
+        return self._experts.later(x, indices, self._stacks), weights
 
 
 def _choosing(config: ModelConfig, k: int) -> ModelConfig:

@@ -49,7 +49,7 @@ static const Variant *variant(int simd) { return simd && fast() ? fast() : &vari
 #define EXPORT __attribute__((visibility("default")))
 
 /* Changes with any signature or structure: another version of Python's side refuses to call it. */
-#define ABI 3
+#define ABI 4
 EXPORT int edge0_abi(void) { return ABI; }
 
 /* The name of the variant that runs here, "plain" where this processor or the compiler had none. */
@@ -91,6 +91,11 @@ EXPORT void edge0_gated(Handle *h, const Linear *gate, const Linear *up, const L
 EXPORT void edge0_combine(Handle *h, const float *x, const float *y, const float *weights, const float *shared, int t,
                           int experts, int width, float clip, float *out) {
   h->variant->combine(x, y, weights, shared, t, experts, width, clip, out);
+}
+
+EXPORT void edge0_mixture(Handle *h, const Mixture *m, const float *x, const float *normed, int t, const uint32_t *slots,
+                          int experts, const float *weights, float clip, float *out) {
+  h->variant->mixture(h, m, x, normed, t, slots, experts, weights, clip, out);
 }
 
 EXPORT void edge0_attention(Handle *h, const Attention *p, const float *x, int t, int offset, float *keys, float *values,

@@ -94,3 +94,14 @@ static void KERNEL(gated)(Handle *h, const Linear *gate, const Linear *up, const
   for (int i = 0; i < t; i++, y += down->n)
     for (int n = 0; n < down->n; n++) y[n] *= KERNEL(sigmoid)(parts[i]);
 }
+
+/* What a block of experts adds to x [t, D], in one call: the routed experts and the shared one of `normed` [t, D], and
+   `combine`. Uses scratches 0 to 7, 12 and 13. */
+static void KERNEL(mixture)(Handle *h, const Mixture *m, const float *x, const float *normed, int t,
+                            const uint32_t *slots, int experts, const float *weights, float clip, float *out) {
+  int width = m->down->n;
+  float *y = scratch(h, 12, sizeof(float) * t * experts * width), *shared = scratch(h, 13, sizeof(float) * t * width);
+  KERNEL(experts)(h, m->gate, m->up, m->down, normed, t, slots, experts, y);
+  KERNEL(gated)(h, m->shared_gate, m->shared_up, m->shared_down, m->share, normed, t, shared);
+  KERNEL(combine)(x, y, weights, shared, t, experts, width, clip, out);
+}

@@ -15,6 +15,7 @@ static const Variant KERNEL(variant) = {
 #else
     "plain",
 #endif
-    KERNEL(linears),   KERNEL(experts), KERNEL(gated), KERNEL(combine),
-    KERNEL(attention), KERNEL(latent),  KERNEL(delta), KERNEL(dense),
+    KERNEL(linears), KERNEL(experts),   KERNEL(gated),  KERNEL(combine),
+    KERNEL(mixture), KERNEL(attention), KERNEL(latent), KERNEL(delta),
+    KERNEL(dense),
 };

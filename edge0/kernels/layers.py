@@ -8,6 +8,7 @@ the bits do not depend on how a prompt is cut. One sequence at a time. Knows not
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -17,11 +18,10 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.kernels import library
-from edge0.kernels.modules import matrix
+from edge0.kernels.modules import KernelGated, Routed, matrix
 from edge0.kernels.runner import Kernels, Matrix, address, floats
 from edge0.lazy import Array
 from edge0.lora import LoRAMultiLinear
-from edge0.streaming.moe import StreamedMoE
 
 PIECE_TOKENS = 64  # of a prompt, that attention takes at a time: its memory grows with them
 ROOM_TOKENS = 64  # by which a cache grows: it is copied then
@@ -36,9 +36,12 @@ class Core(Protocol):
 class KernelLayer:
     """A decoder layer: attention by the kernels, experts as they were."""
 
-    def __init__(self, kernels: Kernels, layer: nn.Module, core: Core, clip: float | None):
+    def __init__(self, kernels: Kernels, layer: nn.Module, core: Core, clip: float | None, shared: KernelGated | None):
+        """`shared`: the shared expert of a layer with experts."""
         self.mlp, self.is_linear = layer.mlp, layer.is_linear
-        self._kernels, self._core, self._clip = kernels, core, clip
+        self._kernels, self._core, self._clip, self._shared = kernels, core, clip, shared
+        self._stacks: Sequence[Matrix] | None = None  # that `_mixture` names
+        self._mixture = library.Mixture()
 
     def __call__(self, x: Array, mask: Any = None, cache: Any = None) -> np.ndarray:
         """`[1, T, D]` to the same; the mask is that of one sequence, causal."""
@@ -47,14 +50,20 @@ class KernelLayer:
         for start in range(0, len(values), PIECE_TOKENS):
             cut = slice(start, start + PIECE_TOKENS)
             self._core(values[cut], cache, out[cut], normed[cut])
-        normed = normed[None]
-        if isinstance(self.mlp, StreamedMoE):
-            parts = self.mlp.parts(normed)
-        else:
-            nobody = np.zeros((1, len(out), 0), np.float32)
-            parts = np.zeros((*nobody.shape, out.shape[1]), np.float32), nobody, self.mlp(normed)
-        y, weights, shared = (floats(part)[0] for part in parts)
-        return self._kernels.combine(out, y, weights, shared, self._clip)[None]
+        if self._shared is None:
+            nobody = np.zeros((len(out), 0), np.float32)
+            none = np.zeros((*nobody.shape, out.shape[1]), np.float32)
+            return self._kernels.combine(out, none, nobody, self.mlp(normed), self._clip)[None]
+        y, weights = self.mlp.executor(self.mlp, normed[None], None)
+        if isinstance(y, Routed):
+            return self._all_at_once(out, normed, y, floats(weights)[0])[None]
+        return self._kernels.combine(out, floats(y)[0], floats(weights)[0], self._shared(normed), self._clip)[None]
+
+    def _all_at_once(self, out: np.ndarray, normed: np.ndarray, routed: Routed, weights: np.ndarray) -> np.ndarray:
+        if routed.matrices is not self._stacks:
+            self._stacks = routed.matrices
+            self._mixture = library.Mixture(*(part.pointer for part in (*routed.matrices, *self._shared.parts)))
+        return self._kernels.mixture(out, normed, routed.slots, self._mixture, weights, self._clip)
 
 
 def core_of(kernels: Kernels, layer: nn.Module) -> Core:

@@ -60,13 +60,19 @@ Delta = _struct(
 )
 
 
+class Mixture(ctypes.Structure):
+    """As types.h has it."""
+
+    _fields_ = [(name, LINEAR) for name in "gate up down shared_gate shared_up shared_down share".split()]
+
+
 class Routing(ctypes.Structure):
     """As router.h has it."""
 
     _fields_ = [("k", c_int32), ("groups", c_int32), ("kept", c_int32), ("scale", c_float)]
 
 
-ABI = 3  # as cpu.c has it
+ABI = 4  # as cpu.c has it
 
 SIGNATURES = {
     "edge0_abi": (c_int,),
@@ -78,6 +84,19 @@ SIGNATURES = {
     "edge0_experts": (None, c_void_p, LINEAR, LINEAR, LINEAR, FLOATS, c_int, c_void_p, c_int, FLOATS),
     "edge0_gated": (None, c_void_p, LINEAR, LINEAR, LINEAR, LINEAR, FLOATS, c_int, FLOATS),
     "edge0_combine": (None, c_void_p, *[FLOATS] * 4, c_int, c_int, c_int, c_float, FLOATS),
+    "edge0_mixture": (
+        None,
+        c_void_p,
+        POINTER(Mixture),
+        FLOATS,
+        FLOATS,
+        c_int,
+        c_void_p,
+        c_int,
+        FLOATS,
+        c_float,
+        FLOATS,
+    ),
     "edge0_dense": (None, c_void_p, c_void_p, c_int, FLOATS, *[c_int] * 5, FLOATS),
     "edge0_route": (None, c_void_p, POINTER(Routing), FLOATS, FLOATS, *[c_int] * 3, c_void_p, FLOATS),
     "edge0_attention": (

@@ -7,6 +7,7 @@ matrices and adapters; not where in a model a leaf stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -73,10 +74,10 @@ class KernelGated:
     def __init__(self, kernels: Kernels, module: nn.Module, share: nn.Module | None = None):
         self._kernels = kernels
         parts = [module.gate_proj, module.up_proj, module.down_proj, *([share] if share is not None else [])]
-        self._parts = [matrix(part) for part in parts]
+        self.parts = [matrix(part) for part in parts]
 
     def __call__(self, x: Array) -> np.ndarray:
-        return self._kernels.gated(rows(x), *self._parts).reshape(x.shape)
+        return self._kernels.gated(rows(x), *self.parts).reshape(x.shape)
 
 
 class HostNorm:
@@ -103,6 +104,15 @@ class KernelGate:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
+@dataclass(frozen=True)
+class Routed:
+    """Experts that are to be applied: rows `[t, K]` of three stacks. What reads them is one call with all that a layer
+    adds up; until then their leases are held."""
+
+    slots: np.ndarray
+    matrices: Sequence[Matrix]
+
+
 class KernelExperts:
     """`streaming.experts.expert_mlp` by the kernels.
 
@@ -116,10 +126,14 @@ class KernelExperts:
 
     def __call__(self, x: Array, positions: np.ndarray, stacks: Sequence[mx.array]) -> np.ndarray:
         """`[..., D]`, `[..., K]` rows of the nine stacks to `[..., K, D]`, unweighted."""
-        matrices = self._matrices if stacks is self._bank else _matrices(stacks)
-        slots = np.ascontiguousarray(positions, np.uint32).reshape(-1, positions.shape[-1])
-        y = self._kernels.experts(rows(x), slots, *matrices)
+        routed = self.later(x, positions, stacks)
+        y = self._kernels.experts(rows(x), routed.slots, *routed.matrices)
         return y.reshape(*positions.shape, x.shape[-1])
+
+    def later(self, x: Array, positions: np.ndarray, stacks: Sequence[mx.array]) -> Routed:
+        """The same, left to the layer that asks (`layers.KernelLayer`)."""
+        matrices = self._matrices if stacks is self._bank else _matrices(stacks)
+        return Routed(np.ascontiguousarray(positions, np.uint32).reshape(-1, positions.shape[-1]), matrices)
 
 
 def _matrices(stacks: Sequence[mx.array]) -> list[Matrix]:

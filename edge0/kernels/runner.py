@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.kernels.library import LINEAR, Linear, load
+from edge0.kernels.library import LINEAR, Linear, Mixture, load
 from edge0.lazy import Array
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
@@ -177,6 +177,24 @@ class Kernels:
         (t, k, width), out = y.shape, np.empty_like(x)
         inputs = (address(part) for part in (x, y, weights, shared))
         self.run("edge0_combine", *inputs, t, k, width, clip or 0.0, address(out))
+        return out
+
+    def mixture(
+        self,
+        x: np.ndarray,
+        normed: np.ndarray,
+        slots: np.ndarray,
+        parts: Mixture,
+        weights: np.ndarray,
+        clip: float | None,
+    ) -> np.ndarray:
+        """What `experts` and `gated` of `normed` `[t, D]` come to by `combine` with `x` `[t, D]`, in one call.
+
+        `slots` and `weights` are `[t, K]`.
+        """
+        out = np.empty_like(x)
+        inputs = (address(x), address(normed), len(x), address(slots), slots.shape[1], address(weights))
+        self.run("edge0_mixture", parts, *inputs, clip or 0.0, address(out))
         return out
 
     def experts(self, x: np.ndarray, slots: np.ndarray, gate: Matrix, up: Matrix, down: Matrix) -> np.ndarray:

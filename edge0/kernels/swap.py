@@ -24,14 +24,14 @@ def use_kernels(model: nn.Module, kernels: Kernels, clip: float | None) -> None:
     """
     layers = model.decoder_layers
     for number, layer in enumerate(layers):
-        layers[number] = KernelLayer(kernels, layer, core_of(kernels, layer), clip)
-        block = layer.mlp
+        block, shared = layer.mlp, None
         if isinstance(block, StreamedMoE):
             gate = KernelGate if isinstance(block.gate, BailingGate) else KernelLinear
             block.gate = gate(kernels, block.gate)
-            block.use_kernels(partial(KernelGated, kernels))
+            shared = block.use_kernels(partial(KernelGated, kernels))
         else:
-            layers[number].mlp = KernelGated(kernels, block)
+            layer.mlp = KernelGated(kernels, block)
+        layers[number] = KernelLayer(kernels, layer, core_of(kernels, layer), clip, shared)
     top = model.language_model if "language_model" in model else model
     table = "embed_tokens" if "embed_tokens" in top.model else "word_embeddings"
     setattr(top.model, table, KernelEmbedding(top.model[table]))

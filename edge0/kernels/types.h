@@ -125,6 +125,11 @@ typedef struct {
   float eps, lower;
 } Delta;
 
+/* A block of experts: stacks of the routed ones, and the shared one with its gate, `share`, where it has one. */
+typedef struct {
+  const Linear *gate, *up, *down, *shared_gate, *shared_up, *shared_down, *share;
+} Mixture;
+
 /* The kernels for one kind of processor. */
 struct Variant {
   const char *name;
@@ -133,6 +138,8 @@ struct Variant {
                   float *);
   void (*gated)(Handle *, const Linear *, const Linear *, const Linear *, const Linear *, const float *, int, float *);
   void (*combine)(const float *, const float *, const float *, const float *, int, int, int, float, float *);
+  void (*mixture)(Handle *, const Mixture *, const float *, const float *, int, const uint32_t *, int, const float *,
+                  float, float *);
   void (*attention)(Handle *, const Attention *, const float *, int, int, float *, float *, int, float *, float *);
   void (*latent)(Handle *, const Latent *, const float *, int, int, float *, float *, float *, float *);
   void (*delta)(Handle *, const Delta *, const float *, int, float *const *, float *, float *, float *);

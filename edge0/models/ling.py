@@ -15,9 +15,8 @@ from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
 from edge0.kernels.modules import KernelGate
-from edge0.lazy import Array
 from edge0.models.pieces import InPieces
-from edge0.streaming.moe import StreamedMoE
+from edge0.streaming.moe import Gated, StreamedMoE
 from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 DELTA_TOKENS, FULL_TOKENS = 32, 256  # tokens of a prompt that KDA and MLA take at a time
@@ -40,8 +39,9 @@ class LingStreamedMoE(StreamedMoE):
     def shared(self, x: mx.array) -> mx.array:
         return self.shared_experts(x)
 
-    def use_kernels(self, gated: Callable[..., Callable[[Array], Array]]) -> None:
+    def use_kernels(self, gated: Callable[..., Gated]) -> Gated:
         self.shared_experts = gated(self.shared_experts)
+        return self.shared_experts
 
 
 class ResidentModel(bailing_moe_v3.Model):

@@ -9,9 +9,8 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3_5_moe
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
-from edge0.lazy import Array
 from edge0.models.pieces import InPieces
-from edge0.streaming.moe import StreamedMoE
+from edge0.streaming.moe import Gated, StreamedMoE
 
 DELTA_TOKENS, FULL_TOKENS = 32, 64  # tokens of a prompt that linear and full attention take at a time
 
@@ -31,9 +30,10 @@ class QwenStreamedMoE(StreamedMoE):
             return self.shared_expert(x)
         return mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
 
-    def use_kernels(self, gated: Callable[..., Callable[[Array], Array]]) -> None:
+    def use_kernels(self, gated: Callable[..., Gated]) -> Gated:
         self.shared_expert = gated(self.shared_expert, self.shared_expert_gate)
         self.shared_expert_gate = None  # is part of it
+        return self.shared_expert
 
 
 class ResidentModel(qwen3_5_moe.Model):

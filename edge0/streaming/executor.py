@@ -106,14 +106,23 @@ class Executor:
     Args:
         native: "hot" or "exact", for layers that route for themselves.
         experts: the arithmetic of routed experts, as `expert_mlp`.
+        later: the same for a token whose experts are all there; what it gives may be computed when it is added up.
     """
 
-    def __init__(self, store: Store, router: Router, recorder: Recorder, native: str, experts: Experts = expert_mlp):
+    def __init__(
+        self,
+        store: Store,
+        router: Router,
+        recorder: Recorder,
+        native: str,
+        experts: Experts = expert_mlp,
+        later: Experts | None = None,
+    ):
         self._store, self._router, self._recorder, self._native = store, router, recorder, native
-        self._experts = experts
+        self._experts, self._later = experts, later or experts
         self.running = Running()
 
-    def __call__(self, block: StreamedMoE, x: Array, shared: Array) -> tuple[Array, Array]:
+    def __call__(self, block: StreamedMoE, x: Array, shared: Array | None) -> tuple[Array, Array]:
         prediction, whole = self.running.predictions.get(block.layer), self.running.whole
         if prediction is not None:
             return self._staged(block, x, prediction)
@@ -231,4 +240,4 @@ class Executor:
                 expected="all of them loaded",
                 found=f"{absent} absent",
             )
-        return self._experts(x, lease.slots.reshape(ids.shape), lease.stacks)
+        return self._later(x, lease.slots.reshape(ids.shape), lease.stacks)

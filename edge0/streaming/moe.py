@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from edge0.lazy import Array
 
 # (block, x [B, T, D], the shared expert's output) -> (expert outputs [B, T, K, D], weights [B, T, K])
-Apply = Callable[["StreamedMoE", Array, Array], tuple[Array, Array]]
+Apply = Callable[["StreamedMoE", Array, Array | None], tuple[Array, Array]]
+Gated = Callable[[Array], Array]
 
 
 class StreamedMoE(nn.Module):
@@ -37,16 +39,12 @@ class StreamedMoE(nn.Module):
         """The shared expert's output."""
         raise NotImplementedError
 
-    def use_kernels(self, gated: Callable[..., Callable[[Array], Array]]) -> None:
-        """Have the shared expert computed by own kernels. `gated`: (a gated MLP[, its gate]) to what replaces it."""
+    def use_kernels(self, gated: Callable[..., Gated]) -> Gated:
+        """Have the shared expert computed by own kernels: what does. `gated`: (a gated MLP[, its gate]) to that."""
         raise NotImplementedError
 
-    def parts(self, x: Array) -> tuple[Array, Array, Array]:
-        """What is added up: expert outputs `[B, T, K, D]`, their weights `[B, T, K]`, the shared expert's output."""
+    def __call__(self, x: mx.array) -> mx.array:
         shared = self.shared(x)
-        return (*self.executor(self, x, shared), shared)
-
-    def __call__(self, x: Array) -> Array:
-        outputs, weights, shared = self.parts(x)
+        outputs, weights = self.executor(self, x, shared)
         routed = (outputs * weights[..., None]).sum(axis=-2).astype(x.dtype)
         return routed + shared

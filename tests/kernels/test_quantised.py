@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from edge0.kernels.library import Mixture
 from edge0.kernels.modules import KernelEmbedding
 from edge0.kernels.runner import Group
 from tests.kernels.shapes import BOUND, FEW, activations, distance, packed, silu
@@ -84,6 +85,20 @@ def test_a_gated_layer_is_near_fp64(kernels):
     x = activations(rng, 3, 64)
     expected = (silu(x @ g.T) * (x @ u.T)) @ d.T
     assert distance(kernels.gated(x, gate, up, down), expected) < FEW[kernels.kind]
+
+
+@pytest.mark.parametrize("gated_by_itself", [True, False])
+def test_all_of_a_layers_experts_in_one_call_give_the_bits_of_three(kernels, gated_by_itself):
+    rng = np.random.default_rng(10)
+    matrices, _, _ = stacks(rng, 6, 128, 192)
+    shared = [packed(rng, *shape, rank=4)[0] for shape in ((128, 192), (128, 192), (192, 128))]
+    shared += [packed(rng, 1, 192, bits=8)[0]] if gated_by_itself else []
+    x, normed, weights = activations(rng, 3, 192), activations(rng, 3, 192), activations(rng, 3, 4)
+    slots = rng.integers(0, 6, (3, 4)).astype(np.uint32)
+    mixture = Mixture(*(matrix.pointer for matrix in (*matrices, *shared)))
+    y = kernels.experts(normed, slots, *matrices)
+    expected = kernels.combine(x, y, weights, kernels.gated(normed, *shared), 2.0)
+    assert np.array_equal(kernels.mixture(x, normed, slots, mixture, weights, 2.0), expected)
 
 
 @pytest.mark.parametrize("wide", [True, False])
