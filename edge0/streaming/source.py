@@ -79,7 +79,17 @@ class OpenFiles:
 
 
 class PreadSource(OpenFiles):
-    """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can."""
+    """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can.
+
+    The OS is told to read nothing ahead by itself: what it took for a sequence brought 2 to 4 MiB that nobody wanted.
+    """
+
+    def _open(self, path: Path) -> int:
+        descriptor = super()._open(path)
+        if _advise is not None:
+            with suppress(OSError):  # a hint, as `advise`
+                _advise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return descriptor
 
     def read(self, piece: ByteRange, memories: Sequence[memoryview]) -> None:
         """One system call, as long as the OS gives all that it was asked for.

@@ -123,6 +123,21 @@ def test_a_file_that_is_not_there_is_named(tmp_path, refused):
     refused(ErrorKind.FILE_UNREADABLE, lambda: DirectSource([tmp_path / "absent.safetensors"]), "absent.safetensors")
 
 
+def test_explicit_reads_bring_in_what_was_asked_for_and_no_more(tmp_path):
+    """Also where they look like a sequence: the OS's own read-ahead once brought in a megabyte beyond."""
+    path, pages = tmp_path / "model-00001-of-00001.safetensors", 4096
+    path.write_bytes(np.random.default_rng(1).bytes(4 << 20))
+    report = self_test(path)
+    if report.method == "unavailable" or not report.evicts or sys.platform == "darwin":
+        pytest.skip(f"no verified eviction here: {report.reason}")
+    with contextlib.closing(FilePages(path, report.method)) as cache, contextlib.closing(PreadSource([path])) as source:
+        os.sync()
+        cache.evict()
+        for piece in range(8):
+            read(source, path, piece * 4 * pages, 4 * pages)
+        assert cache.cached_bytes() == 32 * pages
+
+
 def test_direct_reads_leave_the_page_cache_as_it_is(file, source):
     """Explicit reads of the same bytes fill it, so that an empty one says something."""
     report = self_test(file)
