@@ -20,6 +20,7 @@ from edge0.checkpoint.header import FileIdentity, check_identity
 from edge0.checkpoint.layout import ByteRange
 from edge0.errors import Edge0Error, ErrorKind
 
+LONG_BYTES = 4 << 20  # from which a read is one of many experts
 VECTORS = 1024  # memories that one preadv may fill (IOV_MAX of Linux and macOS)
 _advise = getattr(os, "posix_fadvise", None)
 ADVICE_BYTES = 128 << 10  # one read-ahead request is cut, silently, at the device's request size; this fits all
@@ -63,6 +64,9 @@ class OpenFiles:
         except OSError as error:
             raise unreadable(path, error) from error
 
+    def descriptor(self, path: Path) -> int:
+        return self._files[path]
+
     def array(self, piece: ByteRange) -> np.ndarray:
         fresh = np.empty(piece.nbytes, np.uint8)
         self.read(piece, [memoryview(fresh)])
@@ -82,7 +86,17 @@ class PreadSource(OpenFiles):
     """`preadv` into the caller's memory; `advise` queues the reads of a whole expert at once where the OS can.
 
     The OS is told to read nothing ahead by itself: what it took for a sequence brought 2 to 4 MiB that nobody wanted.
+    Long reads have descriptors of their own, where it may: without, they run at half the speed.
     """
+
+    def __init__(self, paths: Iterable[Path]):
+        paths = list(paths)
+        self._long = OpenFiles(paths)
+        try:
+            super().__init__(paths)
+        except BaseException:
+            self._long.close()
+            raise
 
     def _open(self, path: Path) -> int:
         descriptor = super()._open(path)
@@ -98,9 +112,10 @@ class PreadSource(OpenFiles):
             Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
         """
         done, rest = 0, list(memories)
+        descriptor = (self._long if piece.nbytes >= LONG_BYTES else self).descriptor(piece.path)
         while rest:
             try:
-                count = os.preadv(self._files[piece.path], rest[:VECTORS], piece.offset + done)
+                count = os.preadv(descriptor, rest[:VECTORS], piece.offset + done)
             except OSError as error:
                 raise read_failed(piece, str(error)) from error
             if count == 0:
@@ -110,6 +125,14 @@ class PreadSource(OpenFiles):
                 count -= len(rest.pop(0))
             if rest:
                 rest[0] = rest[0][count:]
+
+    def check(self, identities: Mapping[Path, FileIdentity]) -> None:
+        super().check(identities)
+        self._long.check(identities)
+
+    def close(self) -> None:
+        super().close()
+        self._long.close()
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         if _advise is None:
