@@ -47,3 +47,13 @@ def load() -> str:
                 getattr(library, setter)(1)
         return f"{name} ({file})"
     return NONE
+
+
+def describe() -> str:
+    """What training would load here, in one line; nothing is loaded."""
+    if not sys.platform.startswith("linux"):
+        return "the one that MLX brings along"
+    found = next(libraries(), None)
+    if found is None:
+        return f"{NONE}, which is slow: libopenblas0-pthread (Debian) or mkl (PyPI) would be used by `edge0 train`"
+    return f"{found[0]} ({Path(found[1]).name}), loaded by `edge0 train`; quantised products need none"

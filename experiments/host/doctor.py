@@ -133,6 +133,7 @@ def _machine(values: Mapping[str, Any], what: Subject) -> str:
         ("memory", f"{memory}, pages of {values['page_bytes'] // 1024} KiB"),
         ("MLX", f"{values['mlx']['version']} on the {'GPU (Metal)' if device == 'gpu' else 'CPU'}"),
         ("kernels", values["kernels"]),
+        ("BLAS", values["blas"]),
         *checkpoint,
     )
 

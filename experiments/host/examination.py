@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from edge0 import blas
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.errors import Edge0Error, ErrorKind
@@ -132,6 +133,7 @@ def examine(what: Subject, seconds: float, report: Report) -> dict[str, Any]:
         "budgets": budgets,
         "mlx": {"version": host["mlx_version"], "device": host["mlx_device"]},
         "kernels": describe(),
+        "blas": blas.describe(),
         "thermal": thermal_state(),
         "power": power_state(),
     }

@@ -40,3 +40,12 @@ def test_a_library_that_is_none_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.setattr(blas, "libraries", lambda: [("MKL", str(tmp_path / "libmkl_rt.so.2"))])
     monkeypatch.setattr(blas.sys, "modules", {})
     assert blas.load.__wrapped__() == blas.NONE
+
+
+def test_what_would_be_loaded_is_said_without_loading_it(monkeypatch):
+    monkeypatch.setattr(blas, "libraries", lambda: iter([("OpenBLAS", "/usr/lib/libopenblas.so.0")]))
+    monkeypatch.setattr(blas.ctypes, "CDLL", None)
+    monkeypatch.setattr(blas.sys, "platform", "linux")
+    assert blas.describe().startswith("OpenBLAS (libopenblas.so.0)")
+    monkeypatch.setattr(blas, "libraries", lambda: iter(()))
+    assert "libopenblas0-pthread" in blas.describe() and blas.NONE in blas.describe()
