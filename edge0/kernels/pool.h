@@ -8,6 +8,7 @@
 
 /* Pauses before a thread sleeps, about 0.1 ms: longer than the caller is away between two calls of a step. */
 #define SPINS 5000
+#define POLITE 10 /* of them one gives way to whoever wants this core, such as a thread that reads */
 #define SHARED_FROM 100000 /* bytes to go through, about 5 us of one thread, from which sharing them pays */
 
 typedef void (*Task)(void *context, int chunk);
@@ -47,7 +48,12 @@ static void pool_work(Pool *p) {
 static void *pool_thread(void *argument) {
   Pool *p = argument;
   for (;;) {
-    for (int spins = 0; spins < SPINS && !has_work(atomic_load(&p->ticket)); spins++) relax();
+    for (int spins = 0; spins < SPINS && !has_work(atomic_load(&p->ticket)); spins++) {
+      if (spins % POLITE)
+        relax();
+      else
+        sched_yield();
+    }
     if (!has_work(atomic_load(&p->ticket))) {
       pthread_mutex_lock(&p->lock);
       atomic_fetch_add(&p->sleepers, 1);
