@@ -67,6 +67,11 @@ HOW_TO_READ = (
     "`-direct` reads a repacked copy of the checkpoint, one record per expert, past the page cache: under a limit "
     "every page that is kept pushes another out, and is missing from the bank.",
     "`-mmap` is the paper's way of reading, page faults and nine stacked tensors, in this engine.",
+    "The engine computes by its own kernels where they run, `resident` by MLX's operations: a ratio of the two holds "
+    "both.",
+    "Of a Q4_1 file llama.cpp multiplies activations rounded to 8 bits; with random weights that turns a route here "
+    "and there, and all that follows. The F32 line is the one that says whether it is the same model.",
+    "RSS counts mapped pages too, of libraries and of a mapped file; a limit counts them for who read them first.",
 )
 
 

@@ -62,7 +62,6 @@ rule levers_session:
             ks=[max(WORKFLOW.values["ks"])],
             arms=LEVERS_ARMS,
             kernels="auto",
-            rounds=config["bench_rounds"],
             trace=WORKFLOW.values.get("trace")
             or f"{LEVERS}/sessions/trace.safetensors",
         ),

@@ -88,7 +88,7 @@ def test_the_engine_is_paired_with_what_has_every_expert_in_memory(tmp_path, bar
     assert set(found) == {"kernels.int8.step_ratio.k4", "kernels.streamed_ratio.k4"}
     judged = found["kernels.streamed_ratio.k4"]
     assert judged.passed is passed and judged.goal == ">= 0.97" and (judged.value == pytest.approx(1)) == passed
-    assert f"median {bare[1]:.2f} against 11.00 ms per step" in judged.note
+    assert f"medians: engine {bare[1]:.2f}, stock 11.00 ms per step" in judged.note
 
 
 def test_older_rows_of_kernels_are_refused_in_one_line(tmp_path, capsys):
