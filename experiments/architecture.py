@@ -39,7 +39,7 @@ EMBEDDINGS = (".embed_tokens.", ".word_embeddings.")
 
 def of_shapes(tier: Tier) -> dict[str, Any]:
     """Everything that is counted of a tier, from its shapes; bytes are those of tensors, without file headers."""
-    config = parse_config(released_config(tier), Path("config.json"))
+    config = _config(tier)
     lora, heads = lora_tensors(config), head_tensors(config, tier.owners, tier.head_hidden)
     files = {
         "base_bytes": _payload(checkpoint_tensors(config)),
@@ -82,10 +82,10 @@ def floor_share(model: Tier | Path, k: int | None = None) -> float:
     Raises:
         Edge0Error: whatever the directory is refused for.
     """
+    config = _config(model)
     if isinstance(model, Tier):
-        config, owners = parse_config(released_config(model), Path("config.json")), model.owners
+        owners = model.owners
     else:
-        config = read_config(model)
         owners = open_adapter(model, config.family, "prerouter", config.family.k_served).owners
     slots = Schedule.of(config, owners, 1).floor_slots(config, config.family.k_served if k is None else k)
     return slots / (len(config.moe_layers) * config.experts)
@@ -98,15 +98,17 @@ def room_share(model: Tier | Path, share: float, k: int) -> float:
     Raises:
         Edge0Error: whatever the directory is refused for.
     """
-    if isinstance(model, Tier):
-        config = parse_config(released_config(model), Path("config.json"))
-        checkpoint = of_shapes(model)["base_bytes"]
-    else:
-        config, checkpoint = read_config(model), of_directory(model)["base_bytes"]
-    tensors = [tensor for tensor in checkpoint_tensors(config) if not tensor.is_left_over]
+    checkpoint = (of_shapes(model) if isinstance(model, Tier) else of_directory(model))["base_bytes"]
+    tensors = [tensor for tensor in checkpoint_tensors(_config(model)) if not tensor.is_left_over]
     experts = _payload(tensor for tensor in tensors if tensor.is_expert)
     left = share * checkpoint - (_payload(tensors) - experts) - SPARE_BYTES
     return min(max(left / experts, floor_share(model, k)), 1.0)
+
+
+def _config(model: Tier | Path) -> ModelConfig:
+    if isinstance(model, Tier):
+        return parse_config(released_config(model), Path("config.json"))
+    return read_config(model)
 
 
 def _counted(config: ModelConfig, owners: tuple[int, ...], inner: int) -> dict[str, Any]:
