@@ -8,7 +8,6 @@ the bits do not depend on how a prompt is cut. One sequence at a time. Knows not
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -40,8 +39,6 @@ class KernelLayer:
         """`shared`: the shared expert of a layer with experts."""
         self.mlp, self.is_linear = layer.mlp, layer.is_linear
         self._kernels, self._core, self._clip, self._shared = kernels, core, clip, shared
-        self._stacks: Sequence[Matrix] | None = None  # that `_mixture` names
-        self._mixture = library.Mixture()
 
     def __call__(self, x: Array, mask: Any = None, cache: Any = None) -> np.ndarray:
         """`[1, T, D]` to the same; the mask is that of one sequence, causal."""
@@ -56,14 +53,10 @@ class KernelLayer:
             return self._kernels.combine(out, none, nobody, self.mlp(normed), self._clip)[None]
         y, weights = self.mlp.executor(self.mlp, normed[None], None)
         if isinstance(y, Routed):
-            return self._all_at_once(out, normed, y, floats(weights)[0])[None]
+            # Made anew for each token: what it names would otherwise outlive its lease.
+            mixture = library.Mixture(*(part.pointer for part in (*y.matrices, *self._shared.parts)))
+            return self._kernels.mixture(out, normed, y.slots, mixture, floats(weights)[0], self._clip)[None]
         return self._kernels.combine(out, floats(y)[0], floats(weights)[0], self._shared(normed), self._clip)[None]
-
-    def _all_at_once(self, out: np.ndarray, normed: np.ndarray, routed: Routed, weights: np.ndarray) -> np.ndarray:
-        if routed.matrices is not self._stacks:
-            self._stacks = routed.matrices
-            self._mixture = library.Mixture(*(part.pointer for part in (*routed.matrices, *self._shared.parts)))
-        return self._kernels.mixture(out, normed, routed.slots, self._mixture, weights, self._clip)
 
 
 def core_of(kernels: Kernels, layer: nn.Module) -> Core:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from edge0 import Engine, EngineOptions, ErrorKind
 from edge0.kernels import choice, library, runner
 from edge0.kernels.choice import kernel_name, resolve
 from edge0.kernels.library import Library, load
+from edge0.kernels.modules import KernelExperts
 from edge0.tiers import read_config
 from experiments.resident import logits_of, open_resident
 
@@ -56,6 +58,23 @@ PATHS = {
 def test_every_path_gives_the_bits_of_the_exact_one(checkpoint, kernels, path):
     reference = run(checkpoint, prerouter="off", native="exact", kernels=kernels)
     assert same_bits(run(checkpoint, kernels=kernels, **PATHS[path]), reference)
+
+
+@needed
+def test_stacks_of_a_step_do_not_outlive_it(checkpoint, monkeypatch):
+    """A layer once kept those that it had applied last, which may be more than the bank."""
+    kept, later = [], KernelExperts.later
+
+    def seen(experts, *arguments):
+        routed = later(experts, *arguments)
+        kept.extend(weakref.ref(matrix) for matrix in routed.matrices)
+        return routed
+
+    monkeypatch.setattr(KernelExperts, "later", seen)
+    options = EngineOptions(k=4, prerouter="off", lora=False, assembly="stack", kernels="int8")
+    with Engine(checkpoint, options) as engine:
+        engine_logits(engine, PROMPT, TOKENS[:2])
+        assert kept and not any(matrix() for matrix in kept)
 
 
 @needed
