@@ -12,7 +12,8 @@ PEER_LIMITS = {
 }
 OUR_PEERS = "ondemand prerouter resident ondemand-mmap prerouter-mmap"
 DIRECT_PEERS = "ondemand-direct prerouter-direct"  # under a limit only: elsewhere the page cache is a help
-WARM_STEPS = 64  # in which an arm meets nearly every expert: where all fit, all are to be there
+# In these an arm meets nearly every expert: where all fit, all are to be there.
+WARM_STEPS = 64
 LIMITED_TIMEOUT_S = 900  # a mapped file that thrashes may take seconds a token; slower than that has no number
 
 
