@@ -25,7 +25,8 @@ from analysis.units import interval, number, require
 HOW_TO_READ = (
     "B over A is a quotient of two recordings, which were made at other times: it is no paired ratio. Measures that "
     "are ratios themselves were paired within their session.",
-    "Apart: whether the two 95% intervals have no value in common; empty where one has none.",
+    "Apart: whether the two 95% intervals have no value in common; empty where one has none. One session: both "
+    "recordings hold the same rows, since a benchmark keeps what was not measured anew.",
 )
 
 
@@ -102,6 +103,8 @@ def _shown(measure: dict[str, Any] | None) -> str:
 
 
 def _apart(a: dict[str, Any], b: dict[str, Any]) -> str:
+    if a["session"] and (a["session"], a["commit"]) == (b["session"], b["commit"]):
+        return "one session"
     if any(pd.isna(each[end]) for each in (a, b) for end in ("ci_low", "ci_high")):
         return ""
     return "yes" if a["ci_high"] < b["ci_low"] or b["ci_high"] < a["ci_low"] else "no"

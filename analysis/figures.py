@@ -16,12 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis import style
-from analysis.rows import GAIN_PAIRS, PairRatios, Session
+from analysis.rows import DIRECT_ARMS, DIRECT_PAIRS, GAIN_PAIRS, PairRatios, Session
 
 
 @dataclass(frozen=True)
 class ArmStyle:
-    """How an arm is drawn: an Okabe-Ito colour, a pale shade of it for the bar, a hatch for the page-fault arms."""
+    """How an arm is drawn: an Okabe-Ito colour, a pale shade of it for the bar, a hatch for its way of reading."""
 
     color: str
     pale: str
@@ -34,6 +34,8 @@ ARM_STYLES = {
     "prerouter": ArmStyle("#0072B2", "#9CC9E5", "s", ""),
     "ondemand-mmap": ArmStyle("#D55E00", "#F9DCC4", "o", "////"),
     "prerouter-mmap": ArmStyle("#0072B2", "#9CC9E5", "s", "////"),
+    "ondemand-direct": ArmStyle("#D55E00", "#F9DCC4", "o", "...."),
+    "prerouter-direct": ArmStyle("#0072B2", "#9CC9E5", "s", "...."),
 }
 # Summary column, label, colour, hatch; from the row's start outwards, dark to light.
 STEP_PARTS = (
@@ -85,7 +87,7 @@ def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figu
 
 def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios, places: list[float]) -> None:
     """Median as a bar, one point per round on its end (first round on top), the gain beside a prerouter arm."""
-    bases = dict(GAIN_PAIRS)
+    bases = dict((*GAIN_PAIRS, DIRECT_PAIRS[0]))
     for place, row in zip(places, table.itertuples(), strict=True):
         if row.rounds == 0:
             _note(axes, 0, place, "void")
@@ -109,7 +111,11 @@ def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios,
     handles = [
         Line2D([], [], color="black", marker="|", markersize=9, markeredgewidth=2, linewidth=0, label="median"),
         Line2D([], [], label="one round", **point),
-        Patch(facecolor="white", hatch="////", edgecolor="#555555", linewidth=0.6, label="page faults (mmap)"),
+        *(
+            Patch(facecolor="white", hatch=ARM_STYLES[arm].hatch, edgecolor="#555555", linewidth=0.6, label=label)
+            for arm, label in (("ondemand-mmap", "page faults (mmap)"), (DIRECT_ARMS[0], "direct reads"))
+            if arm in set(table["arm"])
+        ),
     ]
     _dress(axes, "Decode speed", handles)
 

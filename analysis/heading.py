@@ -16,7 +16,7 @@ def guest_cold(lower_cache: str | None) -> list[str]:
 
 def own_kernels(*sessions: Session) -> list[str]:
     """A fact where some of our runs were not computed by MLX's operations."""
-    used = {name for session in sessions for name in session.runs.get("kernels", ())} - {"mlx", "llama.cpp"}
+    used = {name for session in sessions for name in session.kernels} - {"mlx", "llama.cpp"}
     return [f"kernels: {', '.join(sorted(used))}, in place of MLX's operations"] if used else []
 
 

@@ -216,8 +216,10 @@ def _calls_per_load(session: Session, cell: pd.DataFrame) -> float:
 def from_session(measures: Callable[[Session], list[Measure]]) -> Callable[[Path], list[Measure]]:
     def judged(path: Path) -> list[Measure]:
         session = load_session(path)
-        found, mark = measures(session), session.drift().mark
-        return [replace(one, passed=None, note=f"{one.note}; {mark}") for one in found] if mark else found
+        mark = session.drift().mark
+        by = f"kernels: {' and '.join(session.kernels)}" if session.kernels else ""
+        found = [replace(one, note="; ".join(filter(None, (one.note, by, mark)))) for one in measures(session)]
+        return [replace(one, passed=None) for one in found] if mark else found
 
     return judged
 

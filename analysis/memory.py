@@ -23,6 +23,7 @@ from analysis.paper.source_checks import EXPERT_BYTES
 from analysis.paper.source_paper import Paper
 from analysis.rows import (
     ARMS,
+    DIRECT_ARMS,
     GAIN_PAIRS,
     MIB,
     Session,
@@ -262,7 +263,7 @@ def markdown(session: Session, found: list[Finding], claims: Claims) -> str:
     blocks = [
         f"# Memory by named counters, {session.all_runs['tier'].iloc[0]}",
         *heading(header_lines(session, TIME_BUDGET), session),
-        counter_table(session, ARMS),
+        counter_table(session, (*ARMS, *DIRECT_ARMS)),
         "\n".join(f"- {name}: {meaning}" for name, (_, meaning) in COUNTERS.items()),
         "## The price of the prerouter",
         _price_table(session),

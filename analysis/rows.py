@@ -32,6 +32,9 @@ ARMS = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
 # Arm over base: the prerouter's gain with one way of reading, then the gain of the way of reading.
 GAIN_PAIRS = (("prerouter", "ondemand"), ("prerouter-mmap", "ondemand-mmap"))
 PAIRS = (*GAIN_PAIRS, ("ondemand", "ondemand-mmap"), ("prerouter", "prerouter-mmap"))
+# The same from a repacked copy past the page cache, which no table of the paper's knows.
+DIRECT_ARMS = ("ondemand-direct", "prerouter-direct")
+DIRECT_PAIRS = (DIRECT_ARMS[::-1], ("ondemand-direct", "ondemand"), ("prerouter-direct", "prerouter"))
 # (K, arm, base) to its ratio; arm = base is the A/A pair.
 PairRatios = dict[tuple[int, str, str], Ratio]
 ROLES = ("arm", "aa", "drift")
@@ -134,12 +137,19 @@ class Session:
         return str(self.all_runs["condition"].iloc[0])
 
     @property
+    def kernels(self) -> list[str]:
+        """What computed in its valid runs; empty in rows of old sessions, which do not say."""
+        return sorted(set(self.runs.get("kernels", ())))
+
+    @property
     def void_reasons(self) -> list[str]:
-        """One line for each void run: which it was and why its numbers are not used."""
-        return [
-            f"{row.run_id} ({row.role} {row.arm}, K={row.k}, round {row.round}): {row.void_reason or 'no reason given'}"
-            for row in self.void.itertuples()
-        ]
+        """Which runs are void and why their numbers are not used, one line for all of an arm that share a reason."""
+        lines = []
+        for (role, arm, k, reason), runs in self.void.groupby(["role", "arm", "k", "void_reason"], sort=False):
+            rounds = f"round{'s' * (len(runs) > 1)} {', '.join(map(str, runs['round']))}"
+            which = runs["run_id"].iloc[0] if len(runs) == 1 else f"{len(runs)} runs"
+            lines.append(f"{which} ({role} {arm}, K={k}, {rounds}): {reason or 'no reason given'}")
+        return lines
 
     def drift(self) -> Drift:
         """Whether the machine changed during the session: its first run against the run that repeats it at the end."""

@@ -109,8 +109,8 @@ def work_measures(path: Path) -> list[Measure]:
 
 
 def speed_measures(session: Session) -> list[Measure]:
-    """Explicit reads over the paper's page faults on demand; the prerouter over on demand, in both layouts, beside the
-    bound of two things that run side by side; bytes of the device over cold bytes. At the session's largest K.
+    """Explicit reads over the paper's page faults on demand; the prerouter over on demand, each way of reading, beside
+    the bound of two things that run side by side; bytes of the device over cold bytes. At the session's largest K.
 
     Raises ValueError where arms share no valid round.
     """
@@ -125,8 +125,8 @@ def speed_measures(session: Session) -> list[Measure]:
     passed, goal = bool(ratio.ratio >= PAPER_GOAL), f">= {PAPER_GOAL:.1f}"
     name = f"speed.explicit_over_faults.k{k}"
     measures = [row(place, name, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)]
-    for layout in ("", "-records"):
-        measures += _ahead(session, k, layout)
+    for way in ("", "-records", "-direct"):
+        measures += _ahead(session, k, way)
     loads = session_loads(session)
     for arm in ("ondemand", "prerouter"):
         seen = loads[(loads["arm"] == arm) & (loads["k"] == k)]
@@ -137,14 +137,14 @@ def speed_measures(session: Session) -> list[Measure]:
     return measures
 
 
-def _ahead(session: Session, k: int, layout: str) -> list[Measure]:
-    """The prerouter over on demand in one layout, judged where on-demand computing and waiting are of one size."""
-    ondemand, prerouter = (session.cell(f"{arm}{layout}", k) for arm in ("ondemand", "prerouter"))
+def _ahead(session: Session, k: int, way: str) -> list[Measure]:
+    """The prerouter over on demand, both by one way of reading; judged where computing and waiting are of one size."""
+    ondemand, prerouter = (session.cell(f"{arm}{way}", k) for arm in ("ondemand", "prerouter"))
     ratio = paired(prerouter, ondemand)
     if not ratio.n:
-        if layout and not {f"ondemand{layout}", f"prerouter{layout}"} & set(session.all_runs["arm"]):
+        if way and not {f"ondemand{way}", f"prerouter{way}"} & set(session.all_runs["arm"]):
             return []  # a session without a repacked checkpoint
-        arms = f"prerouter{layout} and ondemand{layout}"
+        arms = f"prerouter{way} and ondemand{way}"
         raise ValueError(f"session {session.name}: {arms} share no valid round at K={k}")
     load = ondemand["wait_ms_per_step"].median()
     compute = ondemand["step_ms_per_step"].median() - load
@@ -155,5 +155,5 @@ def _ahead(session: Session, k: int, layout: str) -> list[Measure]:
     )
     balanced = max(compute, load) <= BALANCE * min(compute, load)
     goal, passed = (f">= {OVERLAP_GOAL:.1f}", bool(ratio.ratio >= OVERLAP_GOAL)) if balanced else ("", None)
-    name = f"speed.prerouter_over_ondemand{layout.replace('-', '.')}.k{k}"
+    name = f"speed.prerouter_over_ondemand{way.replace('-', '.')}.k{k}"
     return [row(place_of(session), name, ratio.ratio, "ratio", ratio, goal=goal, passed=passed, note=note)]

@@ -23,6 +23,8 @@ from analysis.paper.findings import compare_rows
 from analysis.paper.spans import Span
 from analysis.rows import (
     ARMS,
+    DIRECT_ARMS,
+    DIRECT_PAIRS,
     GAIN_PAIRS,
     MIB,
     PAIRS,
@@ -58,6 +60,7 @@ HOST_WORDS = {
     "python_version": "Python {}",
 }
 COMMAND = "snakemake tab3"
+KNOWN_ARMS, KNOWN_PAIRS = (*ARMS, *DIRECT_ARMS), (*PAIRS, *DIRECT_PAIRS)
 TIME_BUDGET = "about 10 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
 MARK = " \u2020"
 HOW_TO_READ = (
@@ -72,6 +75,7 @@ HOW_TO_READ = (
     "`dropped` counts routed experts that were left out, in void runs too; above 0 a speed is not comparable.",
     "The paper's numbers are from its own machine and the full model: compare signs and ratios, never tok/s.",
 )
+DIRECT_MEANING = "`-direct` reads a repacked copy of the checkpoint past the page cache: all comes from the device."
 
 
 def summary(session: Session) -> pd.DataFrame:
@@ -82,7 +86,7 @@ def summary(session: Session) -> pd.DataFrame:
     Raises ValueError for an arm that Table 3 does not have.
     """
     rows = []
-    for (k, arm), runs in planned(session, ARMS).groupby(["k", "arm"]):
+    for (k, arm), runs in planned(session, KNOWN_ARMS).groupby(["k", "arm"]):
         valid = runs[~runs["void"]]
         speed = median_spread(valid["tok_s"])
         row = {
@@ -105,7 +109,7 @@ def summary(session: Session) -> pd.DataFrame:
         # What is neither: building graphs, bringing the token to the host.
         spent = valid["step_ms_per_step"] - valid["wait_ms_per_step"] - valid["compute_ms_per_step"]
         rows.append(row | per_step(valid) | {"host_ms_per_step": spent.median()})
-    rows.sort(key=lambda row: (row["k"], ARMS.index(row["arm"])))
+    rows.sort(key=lambda row: (row["k"], KNOWN_ARMS.index(row["arm"])))
     return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 
 
@@ -170,6 +174,7 @@ def noise(session: Session, ratios: PairRatios) -> list[str]:
 
 def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: Claims) -> str:
     """table.md: the session's table, the paper's row beside ours, and what is needed to read them."""
+    direct = [DIRECT_MEANING] if set(table["arm"]) & set(DIRECT_ARMS) else []
     blocks = [
         f"# Table 3: decoding with and without the prerouter, {table['tier'].iloc[0]}",
         *heading(header_lines(session, TIME_BUDGET), session),
@@ -180,7 +185,7 @@ def markdown(session: Session, table: pd.DataFrame, ratios: PairRatios, claims: 
         "## The paper beside ours",
         _paper_table(table, ratios, claims, session.info.machine or "this machine"),
         "## How to read",
-        "\n".join(f"- {line}" for line in HOW_TO_READ),
+        "\n".join(f"- {line}" for line in (*HOW_TO_READ, *direct)),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -197,9 +202,9 @@ def _mark_note(ratios: PairRatios) -> list[str]:
 def header_lines(session: Session, time_budget: str) -> list[str]:
     """What stands above every table that is made from a session: where, when and how it was measured, and its noise.
 
-    `time_budget` says in words what the target takes; the void runs come last, one line each.
+    `time_budget` says in words what the target takes; the void runs come last, as `Session.void_reasons`.
     """
-    info, void = session.info, session.void_reasons
+    info = session.info
     planned = session.all_runs[session.all_runs["role"] == "arm"]
     facts = "; ".join(
         words.format({True: "yes", False: "no"}.get(info.host[key], info.host[key]))
@@ -224,9 +229,9 @@ def header_lines(session: Session, time_budget: str) -> list[str]:
         *busy_lines(info.host),
         *(f"noise: {line}" for line in noise(session, pair_ratios(session))),
         f"drift: {session.drift().text}",
-        f"void runs: {len(void) or 'none'}",
+        f"void runs: {len(session.void) or 'none'}",
     ]
-    return lines + [f"void: {reason}" for reason in void]
+    return lines + [f"void: {reason}" for reason in session.void_reasons]
 
 
 def busy_lines(host: Mapping[str, Any]) -> list[str]:
@@ -260,7 +265,7 @@ def condition_words(session: Session) -> str:
 
 
 def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
-    bases, effect = dict(GAIN_PAIRS), visible_effect(ratios)
+    bases, effect = dict((*GAIN_PAIRS, DIRECT_PAIRS[0])), visible_effect(ratios)
     rows = [
         (
             str(row.k),
@@ -283,7 +288,7 @@ def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
 def _pair_table(table: pd.DataFrame, ratios: PairRatios) -> str:
     ks, effect = sorted(set(table["k"])), visible_effect(ratios)
     rows = []
-    for arm, base in (*PAIRS, *((arm, arm) for arm in ARMS)):
+    for arm, base in (*KNOWN_PAIRS, *((arm, arm) for arm in KNOWN_ARMS)):
         here = {k: ratios[k, arm, base] for k in ks if (k, arm, base) in ratios}
         texts = {k: str(ratio) if arm == base else marked(ratio, effect) for k, ratio in here.items()}
         if texts:
@@ -322,7 +327,7 @@ def write(session: Session, claims: Claims, out: Path, other: Session | None = N
 
     `other`: a session under the other condition, see `analysis.tab3_findings`.
     """
-    table, ratios = summary(session), pair_ratios(session)
+    table, ratios = summary(session), pair_ratios(session, KNOWN_PAIRS)
     text = markdown(session, table, ratios, claims)
     found = findings(session, table, ratios, claims, other)
     with publishing(out) as scratch:

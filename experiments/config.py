@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+from edge0.checkpoint.layout import RECORDS_FOLDER, has_records
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.options import EngineOptions
@@ -41,7 +42,7 @@ LISTS = (
 )
 NULLABLE = (  # or boolean: on the command line both arrive as text
     *("remeasure", "strict", "model", "machine", "adapter_k", "trace", "quality_data", "quality_fp"),
-    *("launch_groups", "reader_threads"),
+    *("launch_groups", "reader_threads", "full_direct"),
 )
 SESSION_KEYS = (
     *("condition", "budget_by", "rounds", "bank", "ks", "adapter_k", "trace"),
@@ -90,16 +91,18 @@ class Workflow:
             raise Edge0Error(
                 ErrorKind.OPTION_INVALID, "lists that go together", path=PLACE, tensor="peers_limit_ks", **sides
             )
+        _check_records(values.get("records"))
         model = values.get("model")
         if model is None:
             tier = _of_key("tier", find_tier, values["tier"])
-            _check_ks(tier, values["ks"], values.get("adapter_k"))
+            config = parse_config(released_config(tier), Path("config.json"))
+            _check_widths(config, values)
+            _check_adapters(tier, values["ks"], values.get("adapter_k"))
             _check_bank(tier, max(values["ks"]), values["bank"])
-            values |= _chosen(values, parse_config(released_config(tier), Path("config.json")))
+            values |= _chosen(values, config)
             return cls(tier.name, f"models/{tier.name}", True, values)
         config = read_config(model)
-        for k in values["ks"]:
-            _of_key("ks", config.check_k, k)
+        _check_widths(config, values)
         values |= _chosen(values, config)
         name = values["tier"] if values["tier"] not in TIERS else Path(model).resolve().name
         return cls(name, str(model), False, values)
@@ -142,11 +145,28 @@ def _of_key(key: str, read: Callable[[Any], Any], value: Any) -> Any:
         raise Edge0Error(error.kind, error.detail, path=PLACE, tensor=key, **sides) from error
 
 
-def _check_ks(tier: Tier, ks: list[int], adapter_k: int | None) -> None:
-    """Every K can be routed, and has an adapter set, its own or the one of `adapter_k`."""
-    config = parse_config(released_config(tier), Path("config.json"))
-    for k in ks:
-        _of_key("ks", config.check_k, k)
+def _check_widths(config: ModelConfig, values: Mapping[str, Any]) -> None:
+    """Every K that is asked for can be routed."""
+    for key in ("ks", "peers_limit_ks"):
+        for k in values[key]:
+            _of_key(key, config.check_k, k)
+
+
+def _check_records(records: str | None) -> None:
+    """A repacked copy is one: else a target fails after what it measured."""
+    if records is not None and not has_records(Path(records)):
+        raise Edge0Error(
+            ErrorKind.FILE_MISSING,
+            f"no repacked checkpoint in {records}",
+            path=PLACE,
+            tensor="records",
+            expected=f"a directory with {RECORDS_FOLDER}",
+            hint=f"edge0 repack MODEL {shlex.quote(records)} writes one",
+        )
+
+
+def _check_adapters(tier: Tier, ks: list[int], adapter_k: int | None) -> None:
+    """Every K has an adapter set, its own or the one of `adapter_k`."""
     key, asked = ("ks", ks) if adapter_k is None else ("adapter_k", [adapter_k])
     if unknown := sorted(set(asked) - set(tier.ks)):
         raise Edge0Error(

@@ -16,9 +16,10 @@ from edge0 import cli
 from edge0.cli import main
 from edge0.commands.engine import parse_bytes
 from edge0.errors import EXIT_CODE
+from edge0.kernels.choice import kernel_name
 
 
-def test_synth_then_generate(tmp_path, capsys):
+def test_synth_then_generate(tmp_path, capsys, caplog):
     target = tmp_path / "unit"
     assert main(["synth", "unit-35b", str(target), "--log", str(tmp_path / "log")]) == 0
     assert (target / "config.json").exists() and str(target) in (tmp_path / "log").read_text()
@@ -29,9 +30,19 @@ def test_synth_then_generate(tmp_path, capsys):
     assert re.match(r"prefill 5 tokens in .* tok/s\).* MiB.*; decode 6 tokens, .* tok/s, \d+ expert loads", first.err)
     assert main(command) == 0
     assert capsys.readouterr().out == first.out
+    by = kernel_name("auto")
+    assert first.err.endswith(f"; kernels {by}, io pread\n") and not caplog.records
     direct_or_skip(target.glob("*.safetensors")).close()
     assert main([*command, "--io", "direct"]) == 0
-    assert capsys.readouterr().out == first.out
+    direct = capsys.readouterr()
+    assert direct.out == first.out and direct.err.endswith(f"; kernels {by}, io direct\n")
+    assert "is not repacked" in caplog.text and "edge0 repack" in caplog.text
+    caplog.clear()
+    assert main(["repack", str(target), str(tmp_path / "records")]) == 0
+    command[1] = str(tmp_path / "records")
+    capsys.readouterr()
+    assert main([*command, "--io", "direct"]) == 0
+    assert capsys.readouterr().out == first.out and not caplog.records
 
 
 def test_a_chat_template_makes_another_prompt(checkpoints, capsys):

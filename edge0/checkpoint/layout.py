@@ -24,6 +24,7 @@ PARTS = ("weight", "scales", "biases")
 
 RECORDS_FOLDER = "experts"  # beside model.safetensors; one file per layer
 RECORDS_TENSOR = "records"  # U8 [experts, record bytes]
+REPACK_AGAIN = "repack the checkpoint again"
 RECORDS_FORMAT = {"format": "edge0-records", "version": "1"}
 RECORD_ALIGN = 16 << 10  # the largest page size in use (Apple); a multiple of 4 KiB
 
@@ -89,6 +90,17 @@ def records_metadata(config: ModelConfig, layer: int) -> dict[str, str]:
     return {**RECORDS_FORMAT, "layer": str(layer), "pieces": pieces}
 
 
+def read_records_header(path: Path) -> ShardHeader:
+    """As `read_header`; what is wrong with a file that was made here is not mended by a download."""
+    try:
+        return read_header(path)
+    except Edge0Error as error:
+        sides = {"expected": error.expected, "found": error.found}
+        raise Edge0Error(
+            error.kind, error.detail, path=path, tensor=error.tensor, **sides, hint=REPACK_AGAIN
+        ) from error
+
+
 @dataclass(frozen=True)
 class ExpertLayout:
     """Byte ranges of all routed experts of a checkpoint."""
@@ -114,7 +126,7 @@ class ExpertLayout:
         first = {}
         for layer in config.moe_layers:
             if not stacked:
-                header = read_header(records_path(index.directory, layer))
+                header = read_records_header(records_path(index.directory, layer))
                 headers[header.path] = header
                 first[layer] = record_pieces(header, config, layer, specs)
                 continue
@@ -184,7 +196,7 @@ def record_pieces(
             tensor=RECORDS_TENSOR,
             expected=f"{wanted} on a page boundary",
             found=found,
-            hint="repack the checkpoint again",
+            hint=REPACK_AGAIN,
         )
     pieces, offset = [], entry.offset
     for spec in specs:

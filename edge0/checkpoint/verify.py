@@ -29,7 +29,7 @@ from edge0.checkpoint.header import (
     read_header,
     read_weight_map,
 )
-from edge0.checkpoint.layout import RECORDS_FOLDER, ExpertLayout, has_records, records_path
+from edge0.checkpoint.layout import RECORDS_FOLDER, ExpertLayout, has_records, read_records_header, records_path
 from edge0.checkpoint.schema import (
     LORA_ALPHA,
     LORA_RANK,
@@ -224,7 +224,7 @@ def _check_records(directory: Path, config: ModelConfig | None, report: Report) 
     present = set((directory / RECORDS_FOLDER).iterdir())
     if config is None:
         for path in sorted(present):
-            report.attempt(lambda path=path: read_header(path))
+            report.attempt(lambda path=path: read_records_header(path))
         return
     for layer in config.moe_layers:
         alone = replace(config, dense_layers=layer, layers=layer + 1)  # the same model with no other expert layer

@@ -131,7 +131,7 @@ class Chat:
                         print(event, end="", flush=True)
                     else:
                         print()
-                        self.say(cost_line(event))
+                        self.say(cost_line(event, self._engine.options))
             except Cancelled:
                 print()
                 self.say("interrupted")

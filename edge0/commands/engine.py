@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 
+from edge0.checkpoint.layout import has_records
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.options import EngineOptions
 
+log = logging.getLogger(__name__)
 UNITS = {"": 1} | {
     prefix + kind: base ** (power + 1)
     for power, prefix in enumerate("kmgt")
@@ -48,6 +51,12 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
     Raises:
         Edge0Error: OPTION_INVALID.
     """
+    if options.io == "direct" and options.directory.is_dir() and not has_records(options.directory):
+        log.warning(
+            "%s is not repacked: a direct read takes nine pieces for an expert, which is slower than the default; "
+            "`edge0 repack` writes a copy with one record for each",
+            options.directory,
+        )
     return EngineOptions(
         k=options.k,
         adapter_k=options.adapter_k,

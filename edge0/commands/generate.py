@@ -63,4 +63,4 @@ def run(options: argparse.Namespace) -> None:
                 print(event, end="", flush=True)
             else:
                 print()
-                print(cost_line(event), file=sys.stderr)
+                print(cost_line(event, engine.options), file=sys.stderr)

@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edge0.options import EngineOptions
     from edge0.serving.completion import Finished, Phase
 
 
-def cost_line(finished: Finished) -> str:
-    """Prefill and decode of one answer: tokens per second, bytes of experts read, and where they came from."""
+def cost_line(finished: Finished, options: EngineOptions) -> str:
+    """Prefill and decode of one answer: tokens per second, bytes of experts read, where they came from, and by which
+    kernels and reads."""
+    from edge0.kernels.choice import kernel_name
+
     prefill, decode = finished.prefill, finished.decode
     line = f"prefill {prefill.tokens} tokens in {prefill.duration_ns / 1e9:.2f} s"
     line += f" ({prefill.tokens_per_second:.1f} tok/s), {_reads(prefill)}; decode {finished.completion_tokens} tokens"
     if decode.tokens:
         line += f", {decode.tokens_per_second:.1f} tok/s, {_reads(decode)}"
-    return line
+    return f"{line}; kernels {kernel_name(options.kernels)}, io {options.io}"
 
 
 def _reads(phase: Phase) -> str:

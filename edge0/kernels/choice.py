@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from functools import cache
+
 import mlx.core as mx
 
 from edge0.errors import Edge0Error, ErrorKind
 from edge0.kernels.library import load
 
 MLX = "mlx"
+log = logging.getLogger(__name__)
 
 
 def resolve(kernels: str) -> str:
@@ -20,6 +25,8 @@ def resolve(kernels: str) -> str:
         return kernels
     cpu = mx.default_device() == mx.Device(mx.cpu)
     if kernels == "auto":
+        if cpu and load().loaded is None and sys.platform.startswith("linux"):
+            _warn(load().reason)
         return "int8" if cpu and load().loaded is not None else MLX
     if not cpu or load().loaded is None:
         reason = load().reason if cpu else "MLX computes on a GPU"
@@ -29,6 +36,12 @@ def resolve(kernels: str) -> str:
             hint="kernels=auto or mlx computes with MLX's own",
         )
     return kernels
+
+
+@cache
+def _warn(reason: str) -> None:
+    """Once in a process: kernels were to be had here, and are missing."""
+    log.warning("no CPU kernels (%s): MLX's own operations are used, which are several times slower", reason)
 
 
 def kernel_name(kernels: str) -> str:

@@ -7,15 +7,12 @@ install without a compiler merely lacks it. Knows nothing of models.
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 import sysconfig
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 
 class Linear(ctypes.Structure):
@@ -128,14 +125,7 @@ class Library:
 
 @cache
 def load(folder: Path = Path(__file__).parent) -> Library:
-    """Load what was built into `folder`. Where there is nothing, one warning says so; never an error."""
-    found = _load(folder)
-    if found.loaded is None and sys.platform.startswith("linux"):
-        log.warning("no CPU kernels (%s): MLX's own operations are used, which are several times slower", found.reason)
-    return found
-
-
-def _load(folder: Path) -> Library:
+    """Load what was built into `folder`; never an error."""
     if not sys.platform.startswith("linux"):
         return Library(None, "none", f"they are for Linux, this is {sys.platform}")
     # Builds for several interpreters may lie side by side; there is no Python in them, so another's serves as well.

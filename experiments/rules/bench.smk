@@ -1,7 +1,8 @@
 # The recorded benchmark: what the engine must show, as measures with intervals. A missed goal is a row, not a failure.
 BENCH = f"{OURS}/bench"
 SPEED_ARMS = (
-    "ondemand prerouter ondemand-mmap prerouter-mmap ondemand-records prerouter-records"
+    "ondemand prerouter ondemand-mmap prerouter-mmap"
+    " ondemand-records prerouter-records ondemand-direct prerouter-direct"
 ).split()
 
 
@@ -63,7 +64,7 @@ rule bench_resident_session:
         " --experiment resident --root {params.root:q} --log {log:q} {params.session}"
 
 
-# By the engine's own kernels where they run, as a user has it: Table 3's arms, and two from the repacked checkpoint.
+# By the engine's own kernels where they run, as a user has it: Table 3's arms, and those from the repacked checkpoint.
 rule bench_speed_session:
     input:
         model=lambda wildcards: to_measure("models/mini-35b", f"{BENCH}/sessions/speed"),

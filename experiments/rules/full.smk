@@ -1,9 +1,11 @@
 # The published shapes with random weights, larger than the memory that they are given (of the bank one token's experts
 # and the next one's prefetch): Table 3's arms, a session for each K, on routes of which a quarter repeat, as the paper's
-# do.
+# do. With full_direct=true also from a repacked copy past the page cache: reads that take no processor time.
 from edge0.tiers import find_tier
 from experiments.architecture import floor_share
 
+FULL_ARMS = ["ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap"]
+FULL_DIRECT_ARMS = ["ondemand-direct", "prerouter-direct"]
 FULL_STEPS = {"warmup_steps": 6, "timed_steps": 10}
 FULL_PROMPT_TOKENS = 4  # each routes for itself and reads its own experts
 FULL_REUSE = 0.25
@@ -45,6 +47,7 @@ rule full_session:
             f"models/{wildcards.tier}",
             f"{OURS}/{wildcards.tier}/full/sessions/k{wildcards.k}",
         ),
+        records=ancient("models/{tier}-records") if WORKFLOW.values["full_direct"] else [],
         trace=f"{OURS}/{{tier}}/full/sessions/k{{k}}/trace.safetensors",
     output:
         f"{OURS}/{{tier}}/full/sessions/k{{k}}/latest.json",
@@ -61,8 +64,12 @@ rule full_session:
         python=sys.executable,
         root=subpath(output[0], parent=True),
         prompt=FULL_PROMPT_TOKENS,
+        records=lambda wildcards, input: (
+            f"--records {input.records}" if input.records else ""
+        ),
         session=lambda wildcards, input: WORKFLOW.session_arguments(
             ks=[wildcards.k],
+            arms=FULL_ARMS + (FULL_DIRECT_ARMS if input.records else []),
             adapter_k=find_tier(wildcards.tier).ks[0],
             trace=input.trace,
             rounds=config["full_rounds"],
@@ -72,7 +79,7 @@ rule full_session:
         ),
         started=STARTED,
     shell:
-        "{params.python} -m experiments.session --model {input.model:q} --tier {wildcards.tier}"
+        "{params.python} -m experiments.session --model {input.model:q} {params.records} --tier {wildcards.tier}"
         " --experiment full --root {params.root:q} --log {log:q} --prompt-tokens {params.prompt} {params.session}"
 
 
@@ -83,6 +90,7 @@ rule full_tables:
     output:
         speed=f"{OURS}/{{tier}}/full/k{{k}}/table.md",
         memory=f"{OURS}/{{tier}}/full/k{{k}}-memory/table.md",
+        measures=f"{OURS}/{{tier}}/full/k{{k}}/measures.json",
     log:
         f"{OURS}/{{tier}}/full/logs/tables-k{{k}}.log",
     conda:
@@ -93,7 +101,8 @@ rule full_tables:
         memory=subpath(output.memory, parent=True),
     shell:
         "{params.python} -m analysis.tab3 {input.session:q} --claims {input.claims:q} --out {params.speed:q} > {log:q} &&"
-        " {params.python} -m analysis.memory {input.session:q} --claims {input.claims:q} --out {params.memory:q} >> {log:q}"
+        " {params.python} -m analysis.memory {input.session:q} --claims {input.claims:q} --out {params.memory:q} >> {log:q} &&"
+        " {params.python} -m analysis.measures speed {input.session:q} {output.measures:q} >> {log:q}"
 
 
 rule full:

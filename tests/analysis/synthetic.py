@@ -13,7 +13,9 @@ ARMS = ("ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap")
 # Steps of each run: one warm-up with absurd values, then two timed ones that differ by +-10%.
 STEPS = ((0, False, 50.0), (1, True, 0.9), (2, True, 1.1))
 BASE_TOK_S = {"ondemand": 10.0, "prerouter": 18.0, "ondemand-mmap": 5.0, "prerouter-mmap": 6.0}
+BASE_TOK_S |= {"ondemand-direct": 10.0, "prerouter-direct": 20.0}
 WAIT_MS = {"ondemand": 60.0, "prerouter": 10.0, "ondemand-mmap": 120.0, "prerouter-mmap": 90.0}
+WAIT_MS |= {"ondemand-direct": 60.0, "prerouter-direct": 10.0}
 COMPUTE_MS = 40.0
 LOAD_BUSY_PREDICTED_MS = 30.0
 ROUND_FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)

@@ -76,9 +76,15 @@ def test_intervals_that_meet_are_not_apart_and_another_goal_is_told(keep, compar
 def test_a_file_of_anywhere_will_do_and_zero_has_no_quotient(tmp_path, compared, keep):
     file = keep.folder / "bench.csv"
     other = tmp_path / "other.csv"
-    other.write_text(file.read_text().replace("10,", "0,"))
+    other.write_text(file.read_text().replace("10,", "0,").replace("s1", "s9"))
     code, text, _ = compared(str(file), str(other))
     assert code == 0 and "| 10 (9-11) | 0 (9-11) |  | no |" in line(text, "speed")
+
+
+def test_a_row_that_both_recordings_hold_is_told_as_one_session(keep, compared):
+    keep(SPEED, replace(SHARE, value=0.6, commit="bbb222", session="s3"))
+    text = compared("aaa111", "bbb222")[1]
+    assert "| 1.000 | one session |" in line(text, "speed") and "| 1.200 |  |" in line(text, "share")
 
 
 def test_what_is_not_there_or_not_one_is_refused_in_one_line(tmp_path, compared, keep):

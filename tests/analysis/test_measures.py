@@ -168,6 +168,22 @@ def test_a_prerouter_without_a_valid_round_is_an_error_and_no_silence(tmp_path, 
     assert "prerouter and ondemand share no valid round" in capsys.readouterr().err
 
 
+def test_what_computed_stands_with_each_measure_of_a_session(tmp_path):
+    def change(frames, info):
+        frames["runs"]["kernels"] = "int8-avx2"
+        frames["runs"].loc[frames["runs"].arm == "ondemand-mmap", "kernels"] = "mlx"
+
+    found = measured(tmp_path, "speed", make_session(tmp_path / "s", change=change))
+    assert found and all(measure.note.endswith("; kernels: int8-avx2 and mlx") for measure in found.values())
+
+
+def test_direct_reads_have_their_own_line_where_they_were_measured(tmp_path):
+    arms = ("ondemand", "prerouter", "ondemand-mmap", "ondemand-direct", "prerouter-direct")
+    found = measured(tmp_path, "speed", make_session(tmp_path / "s", arms=arms))
+    assert found["speed.prerouter_over_ondemand.direct.k8"].value == pytest.approx(2.02)
+    assert "speed.prerouter_over_ondemand.records.k8" not in found
+
+
 def test_a_session_on_a_machine_that_drifted_has_no_verdict(tmp_path):
     def change(frames, info):
         runs = frames["runs"]

@@ -12,7 +12,7 @@ from synthetic import ARMS, change_info, make_session, row, set_runs, tok_s, voi
 from analysis import tab3
 from analysis.heading import GUEST_COLD
 from analysis.paper.claims import load_claims
-from analysis.rows import load_session, pair_ratios, publishing
+from analysis.rows import DIRECT_ARMS, load_session, pair_ratios, publishing
 
 CLAIMS = Path(__file__).parents[2] / "results" / "paper" / "claims.yaml"
 CONTRACT = "arm,k,rounds,tok_s_median,tok_s_min,tok_s_max,wait_ms_per_step,loads_per_step,device_mib_per_step,dropped"
@@ -110,6 +110,31 @@ def test_a_void_run_is_listed_and_gives_no_number(tmp_path):
     assert "void runs: 1" in text
     assert "arm-prerouter-k8-r1 (arm prerouter, K=8, round 1): swapped 3 MiB" in text
     assert "9999" not in text
+
+
+def test_void_runs_of_an_arm_for_one_reason_share_a_line(tmp_path):
+    def change(frames, info):
+        for round_, reason in enumerate(("killed", "killed", "swapped")):
+            void_run(f"arm-prerouter-k8-r{round_}", reason)(frames, info)
+
+    session = load_session(make_session(tmp_path / "s", change=change))
+    lines = [line for line in tab3.header_lines(session, "long") if line.startswith("void")]
+    assert lines == [
+        "void runs: 3",
+        "void: 2 runs (arm prerouter, K=8, rounds 0, 1): killed",
+        "void: arm-prerouter-k8-r2 (arm prerouter, K=8, round 2): swapped",
+    ]
+
+
+def test_arms_that_read_past_the_page_cache_stand_beside_and_the_papers_claims_leave_them_out(tmp_path, capsys):
+    arms = (*ARMS, *DIRECT_ARMS)
+    assert run(make_session(tmp_path / "s", arms=arms, k_values=(4,)), tmp_path / "out") == 0
+    text = capsys.readouterr().out
+    assert "| 4 | prerouter-direct | 3 | 40.00 (39.99-41.21) | 2.02x (1.97-2.07), n=3 |" in text
+    assert "| prerouter-direct over prerouter | 1.11x" in text and "`-direct` reads" in text
+    assert not any("direct" in arm for arm in pd.read_csv(tmp_path / "out" / "compare.csv")["arm"].fillna(""))
+    assert run(make_session(tmp_path / "t"), tmp_path / "out") == 0
+    assert "-direct" not in capsys.readouterr().out
 
 
 def test_an_arm_with_only_void_runs_keeps_an_empty_row(tmp_path):

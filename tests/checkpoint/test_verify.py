@@ -221,6 +221,7 @@ def test_every_bad_layer_of_records_is_found(checkpoint, tmp_path):
     }
     report = verify(directory)
     assert found(report) == expected
+    assert all(str(problem).endswith("; repack the checkpoint again") for problem in report.problems)
     assert [note for note in report.notes if "layer-077" in note]
     cut(directory / "model.safetensors")
     assert expected < found(verify(directory))

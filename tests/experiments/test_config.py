@@ -77,6 +77,9 @@ def test_command_line_forms_of_ks_are_understood():
         ({"noise_rounds": 1}, ErrorKind.OPTION_INVALID),
         ({"tab1_tiers": ["mini-35b", "unit-35b"]}, ErrorKind.OPTION_INVALID),
         ({"peers_limits": [0.5]}, ErrorKind.OPTION_INVALID),
+        ({"peers_limit_ks": [8, 65]}, ErrorKind.K_INVALID),
+        ({"records": "no/such/copy"}, ErrorKind.FILE_MISSING),
+        ({"full_direct": "null"}, ErrorKind.OPTION_INVALID),
         ({"tab1_tiers": ["mini-35b", "unit-8b"]}, ErrorKind.OPTION_INVALID),
         ({"model": "no/such/place"}, ErrorKind.FILE_MISSING),
     ],
@@ -93,6 +96,8 @@ def test_each_wrong_value_is_refused_in_one_line(changes, kind):
     [
         ({"ks": [2, 3]}, ("--config: ks:", "expected 2, 4, 8, found 3")),
         ({"tier": "unit-35b"}, ("--config: bank:", "expected a share of at least 0.4375, found 0.25")),
+        ({"peers_limit_ks": [65, 4]}, ("--config: peers_limit_ks:", "found 65")),
+        ({"records": "models/mini-35b"}, ("--config: records:", "edge0 repack MODEL models/mini-35b writes one")),
     ],
 )
 def test_what_a_tier_cannot_serve_names_the_key_and_what_is_needed(changes, parts):
