@@ -26,6 +26,7 @@ _CODE = (
     *(":/edge0", ":/experiments", ":/analysis", ":/Snakefile", ":/profiles", ":/pyproject.toml"),
     ":(top,exclude)experiments/machines",
 )
+_GENERATION = ", family "
 _VENDOR_WORDS = {"intel", "amd", "apple", "cpu", "processor", "genuine", "virtual", "common", "kvm"}
 
 
@@ -38,19 +39,30 @@ def machine_id() -> str:
 
 
 def cpu_word(model: str | None) -> str:
-    """One lower-case word for a CPU model; Apple names keep all their words (m2-pro). "cpu" if there is none."""
-    text = re.sub(r"\((r|tm|c)\)|@.*", " ", (model or "").lower())
+    """One lower-case word for a CPU model, with family and model where `cpu_model` gives them; Apple names keep all
+    their words (m2-pro). "cpu" if there is none."""
+    name, _, generation = (model or "").lower().partition(_GENERATION)
+    text = re.sub(r"\((r|tm|c)\)|@.*", " ", name)
     words = [word for word in re.findall(r"[a-z0-9]+", text) if word not in _VENDOR_WORDS]
-    apple = (model or "").lower().startswith("apple")
-    return "-".join(words if apple else words[:1]) or "cpu"
+    words = words if name.startswith("apple") else words[:1]
+    return "-".join([*(words or ["cpu"]), *re.findall(r"\d+", generation)])
 
 
 def cpu_model() -> str | None:
-    """CPU model as the system spells it."""
+    """CPU model as the system spells it. A hypervisor may hide all but the brand, under which it moves a guest from one
+    generation of processors to another: then their family and model follow."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string")
-    found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", _text("/proc/cpuinfo") or "", re.MULTILINE)
-    return found.group(1).strip() if found else None
+    text = _text("/proc/cpuinfo") or ""
+
+    def value(key: str) -> str | None:
+        found = re.search(rf"^(?:{key})\s*:\s*(.+)$", text, re.MULTILINE)
+        return found.group(1).strip() if found else None
+
+    name, family, model = value("model name|Model|cpu model"), value("cpu family"), value("model")
+    if name is None or re.search(r"\d", name) or family is None or model is None:
+        return name
+    return f"{name}{_GENERATION}{family} model {model}"
 
 
 def filesystem_of(path: os.PathLike[str] | str) -> tuple[str | None, str | None]:

@@ -67,7 +67,7 @@ def other_machine(values: Mapping[str, Any], folder: Path) -> str:
 
     An id names a kind of machine, so two machines may share one and with it a folder of results. They are told apart by
     `cpu_model` and `ram_bytes`, which an update of the kernel leaves as they are, or nearly. Machines that agree in
-    both, such as two guests whose hypervisor hides the CPU's model, are not told apart.
+    both are not told apart.
 
     Args:
         values: this machine's `id`, `cpu_model` and `ram_bytes`; a machine file's will do.

@@ -47,7 +47,9 @@ rule full_session:
             f"models/{wildcards.tier}",
             f"{OURS}/{wildcards.tier}/full/sessions/k{wildcards.k}",
         ),
-        records=ancient("models/{tier}-records") if WORKFLOW.values["full_direct"] else [],
+        records=(
+            ancient("models/{tier}-records") if WORKFLOW.values["full_direct"] else []
+        ),
         trace=f"{OURS}/{{tier}}/full/sessions/k{{k}}/trace.safetensors",
     output:
         f"{OURS}/{{tier}}/full/sessions/k{{k}}/latest.json",

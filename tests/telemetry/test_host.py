@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from edge0.telemetry import host
-from edge0.telemetry.host import cpu_word, describe_host, filesystem_of, machine_id
+from edge0.telemetry.host import cpu_model, cpu_word, describe_host, filesystem_of, machine_id
 
 
 def test_description_is_flat_json_and_names_what_moves_results(tmp_path):
@@ -56,6 +56,7 @@ def test_machine_id_is_built_from_system_architecture_cores_memory_and_cpu(monke
     "model, word",
     [
         ("AMD EPYC", "epyc"),
+        ("AMD EPYC, family 25 model 1", "epyc-25-1"),
         ("AMD EPYC 7B13 64-Core Processor", "epyc"),
         ("Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", "xeon"),
         ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "core"),
@@ -68,6 +69,24 @@ def test_machine_id_is_built_from_system_architecture_cores_memory_and_cpu(monke
 )
 def test_cpu_word(model, word):
     assert cpu_word(model) == word
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("AMD EPYC", "AMD EPYC, family 25 model 17"),
+        ("AMD EPYC 9B14 96-Core Processor", "AMD EPYC 9B14 96-Core Processor"),
+    ],
+)
+def test_generations_of_processors_under_one_brand_are_two_machines(monkeypatch, name, told):
+    """Found when a guest with AVX-512 came back without it, under the same name."""
+    if sys.platform != "linux":
+        pytest.skip("reads the kernel's list of processors")
+    lines = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\nstepping\t: 1\n"
+    monkeypatch.setattr(host, "_text", lambda path: lines)
+    assert cpu_model() == told
+    monkeypatch.setattr(host, "_text", lambda path: lines.replace("cpu family\t: 25\n", ""))
+    assert cpu_model() == name
 
 
 def test_filesystem_is_that_of_the_longest_mount_point(monkeypatch, tmp_path):
