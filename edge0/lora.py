@@ -16,7 +16,7 @@ from edge0.checkpoint.adapters import Adapter
 from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import LORA_ALPHA, LORA_RANK, lora_targets, lora_tensors
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import ModelConfig
+from edge0.families import ModelConfig
 
 
 class LoRAMultiLinear(nn.Module):

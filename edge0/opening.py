@@ -13,9 +13,9 @@ from edge0.checkpoint.adapters import Adapter, open_adapter
 from edge0.checkpoint.fingerprint import fingerprint
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import ModelConfig, read_config
 from edge0.options import EngineOptions
 from edge0.prerouter.schedule import Schedule
-from edge0.tiers import ModelConfig, read_config
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from edge0.checkpoint.schema import (
     lora_tensors,
 )
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import QWEN, ModelConfig
 from edge0.heap import CACHE_STEP_TOKENS
 from edge0.kernels.choice import scale_dtype
 from edge0.models import ling, qwen
 from edge0.opening import Opening
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.prefill import WHOLE_LAYER_FROM, expected_coverage
-from edge0.tiers import QWEN, ModelConfig
 
 # Anonymous memory beside MLX's allocator, measured on Linux with Python 3.11: 55 MiB with the engine open on a unit
 # checkpoint, 64 MiB with tokenizer and server libraries, and up to 3 KiB of Python objects per slot. The rest is for

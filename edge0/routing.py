@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.bailing_moe_v3 import _group_expert_select
 
-from edge0.tiers import ModelConfig
+from edge0.families import ModelConfig
 
 
 @dataclass(frozen=True)

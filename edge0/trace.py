@@ -19,7 +19,7 @@ from edge0.checkpoint.header import LENGTH_FIELD_BYTES, FileIdentity, ShardHeade
 from edge0.checkpoint.output import Output
 from edge0.checkpoint.strict import plain, regular_file, shown
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import ModelConfig
+from edge0.families import ModelConfig
 
 FORMAT, VERSION, TENSOR = "edge0-route-trace", "1", "routes"
 MOST_EXPERTS = 2**16  # ids are stored in 16 bits

@@ -11,9 +11,9 @@ from pathlib import Path
 from edge0 import models
 from edge0.checkpoint.verify import Progress, Report, verify_files
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.serving.template import render
 from edge0.serving.vocabulary import Vocabulary
-from edge0.tiers import read_config
 
 
 def verify(directory: Path | str, sha256: bool = False, progress: Progress | None = None) -> Report:

@@ -28,8 +28,9 @@ from edge0.checkpoint.schema import (
     lora_tensors,
 )
 from edge0.checkpoint.synth import released_config
+from edge0.families import ModelConfig, parse_config, read_config
 from edge0.prerouter.schedule import Schedule, predicted_layers
-from edge0.tiers import ModelConfig, Tier, find_tier, parse_config, read_config
+from edge0.tiers import Tier, find_tier
 from experiments.publish import run_command, write_document
 
 RELEASED = ("shape-35b", "shape-8b")

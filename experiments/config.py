@@ -16,8 +16,9 @@ from jsonschema import Draft202012Validator
 from edge0.checkpoint.layout import RECORDS_FOLDER, has_records
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import ModelConfig, parse_config, read_config
 from edge0.options import EngineOptions
-from edge0.tiers import TIERS, ModelConfig, Tier, find_tier, parse_config, read_config
+from edge0.tiers import TIERS, Tier, find_tier
 from edge0.trace import RouteTrace
 from experiments.architecture import floor_share
 from experiments.arms import ARMS

@@ -12,11 +12,11 @@ import mlx.core as mx
 
 from edge0 import Engine, EngineOptions, models
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import ModelConfig
 from edge0.kernels.choice import MLX, kernel_name, scale_dtype
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.source import FaultSource
 from edge0.telemetry.loads import EVALUATE, SAMPLE, Recorder
-from edge0.tiers import ModelConfig
 from edge0.trace import RouteTrace
 from experiments.arms import Arm
 from experiments.observer import CacheObserver

@@ -27,10 +27,10 @@ import pandas as pd
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import read_config
 from edge0.kernels.choice import kernel_name
 from edge0.kernels.library import load
 from edge0.telemetry.loads import DEMAND
-from edge0.tiers import read_config
 from experiments.alone import alone
 from experiments.plan import rotated
 from experiments.publish import publish, run_command

@@ -31,11 +31,11 @@ from rich.progress import track
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.streaming.direct import DirectSource
 from edge0.streaming.reader import Target, fill, parts
 from edge0.streaming.source import FaultSource, PreadSource, Source
 from edge0.telemetry.pagecache import PAGE_BYTES, FilePages, thread_device_bytes
-from edge0.tiers import read_config
 from experiments.alone import alone
 from experiments.observer import by_file, page_ranges
 from experiments.publish import open_pages, publish, run_command

@@ -22,7 +22,7 @@ import numpy as np
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE, ModelConfig, read_config
+from edge0.families import EXPERT_BITS, GROUP_SIZE, ModelConfig, read_config
 from experiments.publish import run_command, stamped, write_document
 
 PROMPT_TOKENS, STEPS = 20, 8

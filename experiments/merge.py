@@ -42,8 +42,9 @@ from edge0.checkpoint.schema import (
 )
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind, writing
+from edge0.families import GROUP_SIZE, ModelConfig, read_config
 from edge0.serving.vocabulary import Vocabulary
-from edge0.tiers import GROUP_SIZE, ModelConfig, find_tier, read_config
+from edge0.tiers import find_tier
 from edge0.training import teacher
 from edge0.training.adapters import load_adapter
 from edge0.training.corpus import Batch, Sample

@@ -25,8 +25,8 @@ from rich.progress import track
 
 from edge0 import Engine, EngineOptions
 from edge0.errors import Edge0Error, ErrorKind, writing
+from edge0.families import read_config
 from edge0.telemetry.memory import process_device_bytes
-from edge0.tiers import read_config
 from edge0.tokens import load_tokenizer
 from experiments.alone import alone
 from experiments.conditions import Condition, prepare

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import ModelConfig
 from edge0.opening import Opening
 from edge0.options import EngineOptions
 from edge0.plan import MemoryPlan
 from edge0.prerouter.schedule import Schedule
-from edge0.tiers import ModelConfig
 from edge0.trace import RouteTrace
 from experiments.arms import ARMS, find_arm
 from experiments.budgets.cgroup_budget import MIN_BUDGET_BYTES

@@ -22,11 +22,11 @@ from rich.progress import track
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.streaming.reader import Reader, Target
 from edge0.streaming.source import FaultSource, PreadSource
 from edge0.telemetry.loads import DEMAND, Recorder
 from edge0.telemetry.pagecache import FilePages
-from edge0.tiers import read_config
 from experiments.alone import alone
 from experiments.observer import by_file
 from experiments.publish import open_pages, publish, run_command

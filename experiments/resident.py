@@ -16,6 +16,7 @@ import numpy as np
 
 from edge0 import models
 from edge0.checkpoint.header import CheckpointIndex
+from edge0.families import ModelConfig
 from edge0.kernels.choice import MLX, resolve, scale_dtype
 from edge0.kernels.modules import KernelExperts, Routed
 from edge0.kernels.router import KernelRouter
@@ -24,7 +25,6 @@ from edge0.kernels.swap import use_kernels
 from edge0.lazy import as_mlx
 from edge0.routing import Router
 from edge0.streaming.moe import StreamedMoE
-from edge0.tiers import ModelConfig
 
 
 def open_resident(

@@ -28,11 +28,11 @@ from edge0.checkpoint.adapters import open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import EXIT_CODE, ErrorKind
+from edge0.families import ModelConfig, read_config
 from edge0.prerouter.schedule import predicted_layers
 from edge0.telemetry.host import disk_of
 from edge0.telemetry.memory import memory_counters, process_device_bytes, system_swap_counters
 from edge0.telemetry.pagecache import FilePages, self_test
-from edge0.tiers import ModelConfig, read_config
 from edge0.trace import RouteTrace
 from experiments.arms import find_arm
 from experiments.conditions import Condition, open_budget, prepare

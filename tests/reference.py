@@ -23,10 +23,10 @@ from edge0 import Edge0Error, Engine, EngineOptions, models
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import read_config
 from edge0.lora import apply_lora
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.direct import DirectSource
-from edge0.tiers import read_config
 
 FILE_BYTES = 300_001  # of the file that the tests of the sources read
 PROMPT = np.random.default_rng(1).integers(0, 512, 20).tolist()

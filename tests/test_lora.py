@@ -15,8 +15,8 @@ from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import lora_targets
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.lora import LoRAMultiLinear, apply_lora
-from edge0.tiers import read_config
 
 K = 4
 RNG = np.random.default_rng(11)

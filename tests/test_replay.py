@@ -12,9 +12,9 @@ from reference import PROMPT, engine_logits, executed_sets, floor_bytes, same_bi
 
 from edge0 import Engine, EngineOptions, ErrorKind, Sampling
 from edge0.commands.trace import record
+from edge0.families import read_config
 from edge0.routing import Router
 from edge0.telemetry.loads import PREFETCH, Recorder
-from edge0.tiers import read_config
 from edge0.trace import RouteTrace, generate
 
 STEPS = 8

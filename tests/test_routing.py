@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.routing import Router, multi_hot
-from edge0.tiers import read_config
 
 EXPERTS = 32
 

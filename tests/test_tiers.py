@@ -11,8 +11,9 @@ from edge0 import TIERS, Edge0Error, Engine, EngineOptions, find_tier
 from edge0.checkpoint.schema import checkpoint_tensors, head_tensors, lora_tensors
 from edge0.checkpoint.synth import ITEM_BYTES, released_config
 from edge0.errors import ErrorKind
+from edge0.families import LING, POSITIONS, QWEN, parse_config, read_config
 from edge0.prerouter.schedule import predicted_layers
-from edge0.tiers import LEAST_LAYERS, LING, POSITIONS, QWEN, parse_config, read_config
+from edge0.tiers import LEAST_LAYERS
 
 DELETED = object()
 

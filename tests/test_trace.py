@@ -15,7 +15,7 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.cli import main
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from edge0.trace import RouteTrace, generate, multi_hot, numbers
 
 METADATA = {"format": "edge0-route-trace", "version": "1", "layers": "[2, 3]", "experts": "9", "about": "{}"}

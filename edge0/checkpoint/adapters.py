@@ -17,7 +17,7 @@ from edge0.checkpoint.header import ShardHeader, TensorEntry, read_header
 from edge0.checkpoint.schema import LORA_ALPHA, LORA_RANK, Tensor
 from edge0.checkpoint.strict import plain, refuse, shown
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import Family
+from edge0.families import Family
 
 FORMAT_VERSION = "1"
 OFF = {"prerouter": "--prerouter off", "lora": "--no-lora"}

@@ -10,7 +10,7 @@ import hashlib
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import ModelConfig
+from edge0.families import ModelConfig
 
 
 def fingerprint(index: CheckpointIndex, config: ModelConfig) -> str:

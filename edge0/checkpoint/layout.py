@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edge0.checkpoint.header import CheckpointIndex, FileIdentity, ShardHeader, read_header
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE, ModelConfig
+from edge0.families import EXPERT_BITS, GROUP_SIZE, ModelConfig
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 PARTS = ("weight", "scales", "biases")

@@ -20,7 +20,8 @@ from edge0.checkpoint.schema import Linear, Tensor, checkpoint_tensors
 from edge0.checkpoint.synth import released_config, write_shard
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import GROUP_SIZE, QWEN, ModelConfig, Tier, parse_config
+from edge0.families import GROUP_SIZE, QWEN, ModelConfig, parse_config
+from edge0.tiers import Tier
 
 
 def write_checkpoint(

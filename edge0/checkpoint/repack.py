@@ -34,7 +34,7 @@ from edge0.checkpoint.layout import (
 from edge0.checkpoint.output import RESUME, Output, make_folders, sync_folder
 from edge0.checkpoint.strict import os_errors
 from edge0.errors import Edge0Error, ErrorKind, writing
-from edge0.tiers import ModelConfig, read_config
+from edge0.families import ModelConfig, read_config
 
 CHUNK_BYTES = 1 << 20  # most that is moved at once outside of experts, which move one at a time
 OLD_LAYOUT = (SHARD_PATTERN, INDEX_NAME, "SHA256SUMS")  # top-level files that are not copied, used or not

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edge0.checkpoint.header import CheckpointIndex, TensorEntry
 from edge0.checkpoint.layout import expert_tensor, part_specs
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
+from edge0.families import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 
 ROUTER_BITS = 8  # 35b keeps its routers and shared-expert gates at 8 bits
 UNQUANTISED = ("BF16", "F16", "F32")  # dtypes in which a checkpoint may hold what is not quantised

@@ -33,7 +33,8 @@ from edge0.checkpoint.schema import (
 )
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import GROUP_SIZE, QWEN, ModelConfig, Tier, parse_config
+from edge0.families import GROUP_SIZE, QWEN, ModelConfig, parse_config
+from edge0.tiers import Tier
 
 ITEM_BYTES = {"U32": 4, "BF16": 2, "F16": 2}
 CODE_SPREAD = {4: 4.61, 8: 73.9}  # standard deviation of uniform codes of so many bits

@@ -42,8 +42,8 @@ from edge0.checkpoint.schema import (
 )
 from edge0.checkpoint.strict import DOWNLOAD_FILE, regular_file, shown
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import ModelConfig, read_config
 from edge0.prerouter.schedule import predicted_layers
-from edge0.tiers import ModelConfig, read_config
 
 KINDS = ("lora", "prerouter")
 SUPERSEDED = ".mlp.pregate."

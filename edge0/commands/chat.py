@@ -20,7 +20,7 @@ from edge0.commands.engine import add_engine_arguments, engine_options
 from edge0.commands.generate import add_sampling_arguments, at_least
 from edge0.commands.report import cost_line
 from edge0.errors import Edge0Error
-from edge0.tiers import read_config
+from edge0.families import read_config
 
 if TYPE_CHECKING:
     from edge0.engine import Engine

@@ -9,7 +9,7 @@ from pathlib import Path
 from edge0.commands.engine import add_engine_arguments, engine_options, parse_bytes
 from edge0.commands.generate import at_least
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 
 HELP = "serve a checkpoint over HTTP"
 

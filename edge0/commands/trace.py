@@ -20,8 +20,9 @@ from edge0.checkpoint.strict import shown
 from edge0.commands.engine import add_engine_arguments, engine_options
 from edge0.commands.generate import add_sampling_arguments, at_least
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import ModelConfig, parse_config, read_config
 from edge0.prerouter.schedule import predicted_layers
-from edge0.tiers import ModelConfig, find_tier, parse_config, read_config
+from edge0.tiers import find_tier
 from edge0.trace import RouteTrace, free_path, generate, multi_hot, numbers
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.checkpoint.adapters import Adapter
+from edge0.families import ModelConfig
 from edge0.kernels.runner import Kernels, floats
 from edge0.lazy import Array
 from edge0.prerouter.heads import Heads
-from edge0.tiers import ModelConfig
 from edge0.trace import multi_hot
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from mlx_lm.tuner.lora import LoRALinear
 
 from edge0.checkpoint.synth import from_bf16
+from edge0.families import EXPERT_BITS
 from edge0.kernels.runner import Correction, Group, Kernels, Matrix, floats, seen
 from edge0.lazy import Array
-from edge0.tiers import EXPERT_BITS
 
 
 def matrix(module: nn.Module) -> Matrix:

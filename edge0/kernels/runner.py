@@ -19,9 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import EXPERT_BITS, GROUP_SIZE
 from edge0.kernels.library import LINEAR, Linear, Mixture, load
 from edge0.lazy import Array
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 Kind = Literal["int8", "exact"]
 

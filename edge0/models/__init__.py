@@ -20,9 +20,9 @@ from edge0.checkpoint.layout import has_records
 from edge0.checkpoint.schema import Tensor, checkpoint_tensors, find_tensor, unplaced_tensors
 from edge0.checkpoint.strict import refuse
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 from edge0.models import ling, qwen
 from edge0.streaming.moe import StreamedMoE
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE, QWEN, ModelConfig
 
 Model = qwen.ResidentModel | ling.ResidentModel
 

@@ -14,10 +14,10 @@ import mlx.nn as nn
 from mlx_lm.models import bailing_moe_v3
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
+from edge0.families import EXPERT_BITS, GROUP_SIZE
 from edge0.kernels.modules import KernelGate
 from edge0.models.pieces import InPieces
 from edge0.streaming.moe import Gated, StreamedMoE
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 DELTA_TOKENS, FULL_TOKENS = 32, 256  # tokens of a prompt that KDA and MLA take at a time
 

@@ -15,9 +15,9 @@ import mlx.nn as nn
 from edge0.checkpoint.adapters import Adapter
 from edge0.checkpoint.arrays import load_arrays, reading
 from edge0.checkpoint.schema import head_tensors
+from edge0.families import ModelConfig
 from edge0.lazy import Array
 from edge0.routing import multi_hot
-from edge0.tiers import ModelConfig
 
 PARTS = ("fc1", "fc2", "linear_init")
 

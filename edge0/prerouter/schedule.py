@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import ModelConfig
+from edge0.families import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.activations import swiglu
 
+from edge0.families import EXPERT_BITS, GROUP_SIZE
 from edge0.lazy import as_mlx
-from edge0.tiers import EXPERT_BITS, GROUP_SIZE
 
 SORT_FROM = 64  # indices from which SwitchGLU sorts; on Metal this chooses another kernel
 

@@ -14,7 +14,7 @@ from edge0.checkpoint.adapters import adapter_metadata, adapter_path, open_adapt
 from edge0.checkpoint.fingerprint import fingerprint
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from edge0.training.files import check_writable, save_arrays
 
 

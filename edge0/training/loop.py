@@ -29,7 +29,7 @@ Tree = Any  # arrays in dictionaries and lists
 Loss = Callable[[Tree, Any], tuple[mx.array, dict[str, mx.array]]]  # (what is trained, micro-batch) -> loss, figures
 STATE, LOSSES = "state.safetensors", "losses.jsonl"
 # The package's files that a run computes with.
-COMPUTES = ("training", "models", "prerouter", "streaming/moe.py", "routing.py", "lora.py", "tiers.py")
+COMPUTES = ("training", "models", "prerouter", "streaming/moe.py", "routing.py", "lora.py", "families.py")
 
 
 class Run:

@@ -20,8 +20,8 @@ from typing import Any
 import mlx.core as mx
 
 from edge0.checkpoint.schema import lora_tensors
+from edge0.families import ModelConfig
 from edge0.prerouter.heads import head_logits
-from edge0.tiers import ModelConfig
 from edge0.training import losses
 from edge0.training.corpus import Batch, Corpus, Sample, epochs
 from edge0.training.loop import Run, digest

@@ -22,13 +22,13 @@ from mlx_lm.utils import dequantize_model
 from edge0 import models
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import LORA_ALPHA, LORA_RANK
+from edge0.families import ModelConfig, read_config
 from edge0.lora import bind_lora, wrap_lora
 from edge0.prerouter.heads import head_logits
 from edge0.prerouter.predictor import EXECUTED
 from edge0.prerouter.schedule import predicted_layers
 from edge0.routing import Router, multi_hot
 from edge0.streaming.moe import StreamedMoE
-from edge0.tiers import ModelConfig, read_config
 from edge0.training.loop import digest
 
 Tensors = Mapping[str, mx.array]

@@ -25,8 +25,9 @@ from edge0.checkpoint.strict import plain
 from edge0.checkpoint.synth import released_config
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.errors import Edge0Error, ErrorKind, writing
+from edge0.families import ModelConfig, parse_config
 from edge0.serving.vocabulary import Vocabulary
-from edge0.tiers import ModelConfig, Tier, find_tier, parse_config
+from edge0.tiers import Tier, find_tier
 from edge0.training import losses
 from edge0.training.corpus import Batch, Sample, chat_sample
 from edge0.training.files import save_arrays, sha256

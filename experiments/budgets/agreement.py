@@ -23,7 +23,7 @@ from rich.progress import track
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from experiments.alone import alone
 from experiments.budgets.methods import budget_methods
 from experiments.budgets.run import COLUMNS, BudgetSpec

@@ -22,9 +22,9 @@ import pandas as pd
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
+from edge0.families import read_config
 from edge0.streaming.source import PreadSource
 from edge0.telemetry.pagecache import FilePages, Residency, thread_device_bytes
-from edge0.tiers import read_config
 from experiments.budgets.budget import Budget, Record
 from experiments.budgets.cgroup_budget import CgroupBudget
 from experiments.budgets.eviction import CacheBudget

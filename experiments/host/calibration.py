@@ -19,8 +19,8 @@ from typing import Any
 
 from edge0.checkpoint.layout import part_specs
 from edge0.errors import Edge0Error
+from edge0.families import ModelConfig, read_config
 from edge0.options import EngineOptions
-from edge0.tiers import ModelConfig, read_config
 from experiments.host.machine_file import MACHINES, calibrations, other_machine, this_machine
 
 THREADS, GROUPS = (1, 2, 4), (1, 2, 3, 5)

@@ -77,7 +77,7 @@ def engine_defaults(checkpoint: Path) -> dict[str, int]:
     """Fields of `EngineOptions` that were chosen on this machine for a checkpoint of this shape; the command line takes
     them. None where the harness's packages, which read machine files, are not installed. Raises Edge0Error for a
     directory that is no checkpoint."""
-    from edge0.tiers import read_config
+    from edge0.families import read_config
 
     try:
         from experiments.host.calibration import chosen

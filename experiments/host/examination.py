@@ -22,10 +22,11 @@ from edge0 import blas
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.kernels.library import describe
 from edge0.telemetry.host import describe_host, filesystem_of
 from edge0.telemetry.pagecache import MEMORY_FILESYSTEMS, ProbeReport, self_test
-from edge0.tiers import find_tier, read_config
+from edge0.tiers import find_tier
 from experiments.budgets.methods import budget_methods
 from experiments.host.machine_file import device_kind, without_paths
 from experiments.host.storage import ADVISED, RandomReads, lower_cache, random_reads

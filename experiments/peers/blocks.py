@@ -14,7 +14,7 @@ import numpy as np
 from edge0.checkpoint.header import TensorEntry
 from edge0.checkpoint.synth import from_bf16
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import GROUP_SIZE
+from edge0.families import GROUP_SIZE
 
 BLOCK = 32  # weights of one block of Q4_0, Q4_1 and Q8_0
 

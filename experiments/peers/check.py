@@ -20,7 +20,7 @@ import numpy as np
 
 from edge0 import models
 from edge0.checkpoint.header import CheckpointIndex
-from edge0.tiers import ModelConfig, read_config
+from edge0.families import ModelConfig, read_config
 from experiments.peers.llama import LlamaDecoder
 from experiments.publish import run_command, write_document
 

@@ -25,7 +25,7 @@ import numpy as np
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import checkpoint_tensors, find_tensor
 from edge0.errors import Edge0Error, ErrorKind, writing
-from edge0.tiers import EXPERT_BITS, ModelConfig, read_config
+from edge0.families import EXPERT_BITS, ModelConfig, read_config
 from experiments.peers import names
 from experiments.peers.blocks import BLOCK, Affine, q4_1, read
 from experiments.peers.library import importable

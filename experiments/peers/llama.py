@@ -16,8 +16,8 @@ from types import ModuleType
 import numpy as np
 
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import ModelConfig
 from edge0.telemetry.loads import EVALUATE, SAMPLE, Recorder
-from edge0.tiers import ModelConfig
 from experiments.peers.library import importable
 from experiments.peers.names import architecture
 from experiments.window import fault_window

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge0.checkpoint.schema import is_linear_attention
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import LING, QWEN, ModelConfig
+from edge0.families import LING, QWEN, ModelConfig
 from experiments.peers.blocks import Affine
 
 Values = np.ndarray | Affine

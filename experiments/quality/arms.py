@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from edge0.checkpoint.adapters import open_adapter
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.options import EngineOptions
-from edge0.tiers import read_config
 
 Messages = Sequence[Mapping[str, str]]
 END, LENGTH = "end", "length"

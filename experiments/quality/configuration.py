@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from experiments.quality.arms import Served
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.data import Data

@@ -25,7 +25,7 @@ import pandas as pd
 
 from edge0.commands.generate import at_least
 from edge0.errors import Edge0Error, ErrorKind, writing
-from edge0.tiers import read_config
+from edge0.families import read_config
 from experiments.publish import publish, run_command
 from experiments.quality.benchmarks import BENCHMARKS
 from experiments.quality.configuration import FP, INT4, SERVER, ArmPlan, configuration, digest_of, plan_arms

@@ -1,7 +1,7 @@
 # The merge study: what int4 leaves of a recovery LoRA that is merged, and what it costs to keep it unmerged.
 import re
 
-from edge0.tiers import read_config
+from edge0.families import read_config
 
 
 localrules:

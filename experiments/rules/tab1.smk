@@ -2,7 +2,8 @@
 import re
 from pathlib import Path
 
-from edge0.tiers import find_tier, read_config
+from edge0.families import read_config
+from edge0.tiers import find_tier
 from experiments.architecture import floor_share
 
 

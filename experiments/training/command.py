@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge0.errors import Edge0Error, ErrorKind, writing
-from edge0.tiers import ModelConfig, find_tier, read_config
+from edge0.families import ModelConfig, read_config
+from edge0.tiers import find_tier
 from edge0.training.schedule import SCHEDULES
 from experiments.training.arguments import PHASES, add_arguments
 from experiments.training.watching import showing, watching

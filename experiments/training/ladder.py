@@ -31,10 +31,11 @@ import pandas as pd  # noqa: E402
 from edge0.checkpoint.synth import released_config  # noqa: E402
 from edge0.engine import Engine  # noqa: E402
 from edge0.errors import Edge0Error, ErrorKind  # noqa: E402
+from edge0.families import read_config  # noqa: E402
 from edge0.options import EngineOptions  # noqa: E402
 from edge0.prerouter.predictor import TEACHER  # noqa: E402
 from edge0.serving.vocabulary import Vocabulary  # noqa: E402
-from edge0.tiers import find_tier, read_config  # noqa: E402
+from edge0.tiers import find_tier  # noqa: E402
 from edge0.training import phases, teacher  # noqa: E402
 from edge0.training.adapters import save_adapter  # noqa: E402
 from edge0.training.corpus import Corpus, read_corpus, write_corpus  # noqa: E402

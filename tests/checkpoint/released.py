@@ -14,7 +14,7 @@ import numpy as np
 from edge0.checkpoint.schema import checkpoint_tensors, head_tensors, lora_tensors
 from edge0.checkpoint.synth import adapter_bytes, checkpoint_bytes, from_bf16
 from edge0.checkpoint.tokenizer import write_tokenizer
-from edge0.tiers import parse_config
+from edge0.families import parse_config
 
 ITEM_BYTES = {"U32": 4, "F32": 4, "BF16": 2, "F16": 2}
 VISION_BYTES = 20_401_929_952 - 19_508_787_456  # what the 35b index still counts and no shard holds

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import LING
+from edge0.families import LING
 
 KINDS = ("lora", "prerouter")
 

@@ -11,9 +11,9 @@ from edge0 import Engine, EngineOptions, models, synthesise
 from edge0.checkpoint.adapters import open_adapter
 from edge0.checkpoint.header import CheckpointIndex, check_identity, read_header
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.lora import apply_lora
 from edge0.prerouter.heads import Heads
-from edge0.tiers import read_config
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.checkpoint.schema import checkpoint_tensors, head_tensors, lora_tensors
 from edge0.errors import ErrorKind
-from edge0.tiers import parse_config, read_config
+from edge0.families import parse_config, read_config
 
 ITEM_BYTES = {"U32": 4, "BF16": 2, "F16": 2}
 

@@ -17,7 +17,7 @@ from edge0.checkpoint.header import CheckpointIndex, read_header
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.checkpoint.schema import checkpoint_tensors, find_tensor, head_tensors, lora_tensors, unplaced_tensors
 from edge0.errors import ErrorKind
-from edge0.tiers import parse_config, read_config
+from edge0.families import parse_config, read_config
 
 CONFIGS = {"35b": released.config_35b, "8b": released.config_8b}
 TABLES = {"35b": released.table_35b, "8b": released.table_8b}

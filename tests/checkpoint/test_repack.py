@@ -18,7 +18,7 @@ from edge0.checkpoint.layout import RECORD_ALIGN, ExpertLayout, has_records, rec
 from edge0.checkpoint.repack import repack
 from edge0.cli import main
 from edge0.errors import EXIT_CODE, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 
 
 def layout_of(directory):

@@ -28,8 +28,8 @@ from edge0.checkpoint.schema import checkpoint_tensors
 from edge0.checkpoint.synth import bf16, checkpoint_bytes, from_bf16, released_config, router_values
 from edge0.cli import main
 from edge0.errors import ErrorKind
+from edge0.families import parse_config, read_config
 from edge0.models import load
-from edge0.tiers import parse_config, read_config
 from edge0.tokens import load_tokenizer
 
 

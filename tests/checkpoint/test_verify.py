@@ -18,7 +18,7 @@ from edge0.checkpoint.synth import write_shard
 from edge0.checkpoint.tokenizer import write_tokenizer
 from edge0.cli import main
 from edge0.errors import EXIT_CODE, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from edge0.verification import verify
 
 

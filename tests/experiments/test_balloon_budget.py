@@ -9,9 +9,9 @@ import yaml
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.telemetry.host import filesystem_of
 from edge0.telemetry.pagecache import FilePages, self_test
-from edge0.tiers import read_config
 from experiments.budgets import balloon_budget
 from experiments.budgets.balloon_budget import BalloonBudget
 from experiments.budgets.eviction import CacheBudget

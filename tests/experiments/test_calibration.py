@@ -10,7 +10,7 @@ from edge0 import EngineOptions
 from edge0.cli import command_parser, main
 from edge0.commands.engine import engine_options
 from edge0.errors import ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from experiments.config import CONFIG, Workflow
 from experiments.host import calibration, doctor
 from experiments.host.calibration import Trial, calibrate, chosen, fewest, words

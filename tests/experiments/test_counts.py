@@ -10,7 +10,8 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
 from edge0.checkpoint.repack import repack
 from edge0.errors import ErrorKind
-from edge0.tiers import find_tier, read_config
+from edge0.families import read_config
+from edge0.tiers import find_tier
 from experiments import architecture
 from experiments.budgets import memory_limit
 

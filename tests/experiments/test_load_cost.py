@@ -15,8 +15,8 @@ from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ByteRange, ExpertLayout
 from edge0.checkpoint.repack import repack
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.telemetry.pagecache import PAGE_BYTES
-from edge0.tiers import read_config
 from experiments import load_cost as module
 from experiments.load_cost import LAYOUTS, WAYS, check_pair, complement, plan
 

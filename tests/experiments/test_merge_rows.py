@@ -15,7 +15,8 @@ from edge0.checkpoint.adapters import adapter_path
 from edge0.checkpoint.quantise import quantised
 from edge0.checkpoint.schema import Linear, lora_targets
 from edge0.errors import ErrorKind
-from edge0.tiers import GROUP_SIZE, QWEN, find_tier, read_config
+from edge0.families import GROUP_SIZE, QWEN, read_config
+from edge0.tiers import find_tier
 from edge0.training.student import Student
 from edge0.training.tasks import held_out
 from experiments import merge as module

@@ -6,9 +6,9 @@ import pytest
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import read_config
 from edge0.telemetry.loads import DEMAND, LoadRecord
 from edge0.telemetry.pagecache import FilePages
-from edge0.tiers import read_config
 from experiments import observer as module
 from experiments.observer import CacheObserver
 

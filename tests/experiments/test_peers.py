@@ -14,8 +14,8 @@ import pytest
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.schema import checkpoint_tensors
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import read_config
 from edge0.telemetry.loads import Recorder
-from edge0.tiers import read_config
 from experiments import run_arm
 from experiments.arms import ARMS
 from experiments.options import SessionOptions

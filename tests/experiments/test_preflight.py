@@ -6,7 +6,7 @@ import pytest
 
 from edge0.checkpoint.repack import repack
 from edge0.errors import Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from edge0.trace import generate
 from experiments import preflight as module
 from experiments.arms import ARMS

@@ -5,7 +5,7 @@ import pytest
 
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
-from edge0.tiers import read_config
+from edge0.families import read_config
 from experiments.math_residual import PATHS, Applied, Reference, measure, residual, to_bf16
 
 

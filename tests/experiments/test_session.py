@@ -16,7 +16,7 @@ from rich.console import Console
 from analysis.schema import FILES
 from edge0 import Engine, EngineOptions
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 from edge0.trace import generate
 from experiments import preflight, run_arm, sample_tokens
 from experiments import session as module

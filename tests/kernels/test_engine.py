@@ -9,11 +9,11 @@ import pytest
 from reference import PROMPT, TOKENS, engine_logits, floor_bytes, relative_l2, same_bits
 
 from edge0 import Engine, EngineOptions, ErrorKind
+from edge0.families import read_config
 from edge0.kernels import choice, library, runner
 from edge0.kernels.choice import kernel_name, resolve
 from edge0.kernels.library import Library, load
 from edge0.kernels.modules import KernelExperts
-from edge0.tiers import read_config
 from experiments.resident import logits_of, open_resident
 
 needed = pytest.mark.skipif(load().loaded is None, reason=load().reason)

@@ -8,10 +8,10 @@ from edge0 import models
 from edge0.checkpoint.adapters import open_adapter
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.kernels import layers
 from edge0.kernels.layers import core_of
 from edge0.lora import apply_lora
-from edge0.tiers import read_config
 from tests.kernels.shapes import distance
 
 TOKENS = 70  # a prompt of more than a block of keys, then single tokens

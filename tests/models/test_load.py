@@ -12,7 +12,7 @@ from edge0 import models
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import RECORDS_FOLDER, has_records
 from edge0.errors import ErrorKind
-from edge0.tiers import read_config
+from edge0.families import read_config
 
 
 @pytest.fixture

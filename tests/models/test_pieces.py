@@ -7,9 +7,9 @@ import pytest
 from reference import same_bits
 
 from edge0.checkpoint.header import CheckpointIndex
+from edge0.families import LING, read_config
 from edge0.models import load
 from edge0.models.pieces import InPieces
-from edge0.tiers import LING, read_config
 
 
 @pytest.fixture

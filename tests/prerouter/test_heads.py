@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from edge0 import Engine, EngineOptions
 from edge0.checkpoint.adapters import adapter_path, open_adapter
 from edge0.errors import ErrorKind
+from edge0.families import read_config
 from edge0.prerouter.heads import Heads
-from edge0.tiers import read_config
 
 RNG = np.random.default_rng(5)
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from edge0.checkpoint.synth import released_config
 from edge0.errors import Edge0Error, ErrorKind
+from edge0.families import parse_config
 from edge0.prerouter.schedule import Schedule, predicted_layers
-from edge0.tiers import TIERS, find_tier, parse_config
+from edge0.tiers import TIERS, find_tier
 
 FIELDS = {"hidden_size": 64, "num_experts": 8, "moe_intermediate_size": 64, "vocab_size": 8}
 

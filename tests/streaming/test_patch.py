@@ -10,13 +10,13 @@ from reference import PROMPT, TOKENS, engine_logits, same_bits
 from edge0 import Engine, EngineOptions, ErrorKind
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout
+from edge0.families import read_config
 from edge0.streaming.bank import slot_bytes
 from edge0.streaming.bundles import Bundles
 from edge0.streaming.patch import PatchStore
 from edge0.streaming.source import PreadSource, read_failed
 from edge0.streaming.stack import StackStore
 from edge0.telemetry.loads import DEMAND, PREFETCH, PREFILL, Recorder
-from edge0.tiers import read_config
 
 ROWS, LAYERS, CAPACITY = 3, 2, 5
 
