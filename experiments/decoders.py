@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -140,5 +141,11 @@ class StreamedDecoder:
             return int(mx.argmax(logits).item())
 
     def close(self) -> None:
+        """Twice is once. Weights and bank are given back: under a limit, writing the run's rows needs the room."""
+        if self._engine is None:
+            return
         self._request.release()
         self._engine.close()
+        self._engine = self._request = None
+        gc.collect()
+        mx.clear_cache()

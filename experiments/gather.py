@@ -18,6 +18,7 @@ from experiments.conditions import Condition
 from experiments.options import SessionOptions
 from experiments.preflight import Ready
 from experiments.resume import Work
+from experiments.rows import ROW_KINDS
 from experiments.void import void_where_outputs_differ
 
 
@@ -32,7 +33,7 @@ def gather(
     folder = work.complete()
     void_where_outputs_differ(rows, same_weights=not options.lora)
     pd.DataFrame(rows).assign(session=work.session, tier=options.tier).to_parquet(folder / "runs.parquet")
-    for kind in ("steps", "loads"):
+    for kind in ROW_KINDS:
         parts = [path for row in rows if (path := work.folder / f"{row['run_id']}.{kind}.parquet").exists()]
         if not parts:  # a run that failed has none
             raise Edge0Error(ErrorKind.SESSION_VOID, "every run failed", found=rows[0]["void_reason"])

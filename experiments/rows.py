@@ -16,6 +16,7 @@ import pandas as pd
 
 from edge0.telemetry.loads import EVALUATE, LAUNCH, LOADS, ROUTE, SAMPLE, Recorder
 
+ROW_KINDS = ("steps", "loads")  # the files of a run beside its own row
 LOAD_COLUMNS = (
     "step layer expert purpose asked_bytes submit_ns start_ns end_ns advise_ns calls thread cold_bytes cold_page_bytes "
     "inflight_bytes device_bytes"

@@ -40,7 +40,7 @@ from experiments.decoders import Decoder, ResidentDecoder, StreamedDecoder, way_
 from experiments.finished import write_json
 from experiments.observer import CacheObserver
 from experiments.peers.llama import LlamaDecoder
-from experiments.rows import StepTime, load_rows, step_rows
+from experiments.rows import ROW_KINDS, StepTime, load_rows, step_rows
 from experiments.steady import warm_up
 from experiments.void import void_reasons
 
@@ -260,8 +260,8 @@ def main() -> int:
             return EXIT_CODE
         row = failed(spec, error)
     else:
-        steps.to_parquet(out / f"{spec.run_id}.steps.parquet")
-        loads.to_parquet(out / f"{spec.run_id}.loads.parquet")
+        for kind, rows in zip(ROW_KINDS, (steps, loads), strict=True):
+            rows.to_parquet(out / f"{spec.run_id}.{kind}.parquet")
     write_row(row, out)
     return 0
 

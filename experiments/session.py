@@ -32,6 +32,7 @@ from experiments.plan import Run, plan
 from experiments.preflight import Ready, bank_slots, preflight
 from experiments.processes import run_python, run_python_limited
 from experiments.resume import Work, identity, working
+from experiments.rows import ROW_KINDS
 from experiments.run_arm import RunSpec, failed, write_row
 
 INTERRUPTED = 130
@@ -150,6 +151,8 @@ class Session:
         except Edge0Error as error:
             if error.kind is not ErrorKind.MEMORY_TOO_SMALL:
                 raise
+            for kind in ROW_KINDS:  # it may have been killed while it wrote them
+                (folder / f"{spec.run_id}.{kind}.parquet").unlink(missing_ok=True)
             write_row(failed(spec, error), folder)
 
     def say(self, line: str) -> None:
