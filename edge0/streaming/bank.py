@@ -8,6 +8,8 @@ buffers of long prompts: a whole layer lies there in its own order. Knows nothin
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -30,6 +32,19 @@ def slot_bytes(specs: Sequence[PartSpec], dtype: mx.Dtype) -> int:
 
 def _widens(spec: PartSpec, dtype: mx.Dtype) -> bool:
     return spec.dtype == "BF16" and dtype == mx.float32
+
+
+def page_aligned_zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """An evaluated array that begins on a page, so that a direct read may go straight into it: MLX's own begin some
+    bytes behind one. It is a part of a slightly larger one, whose memory it keeps."""
+    items, spare = math.prod(shape), mmap.PAGESIZE // dtype.size
+    whole = mx.zeros((items + spare,), dtype=dtype)
+    raw = whole.view(mx.uint8)  # bf16 has no buffer format
+    mx.eval(whole, raw)
+    skip = -np.frombuffer(memoryview(raw), np.uint8).ctypes.data % mmap.PAGESIZE // dtype.size
+    part = whole[skip : skip + items].reshape(shape)
+    mx.eval(part)
+    return part
 
 
 class Lease:
@@ -106,8 +121,7 @@ class Bank:
         self._memories: list[tuple[memoryview, int, bool]] = []  # of each piece: memory, bytes per slot, widen
         for spec in layout.specs:
             kind = mx.uint32 if spec.dtype == "U32" else dtype if _widens(spec, dtype) else mx.bfloat16
-            stack = mx.zeros((slots, *spec.shape), dtype=kind)
-            mx.eval(stack)
+            stack = page_aligned_zeros((slots, *spec.shape), kind)
             # bf16 has no buffer format; a uint16 view shares the memory.
             raw = stack.view(mx.uint16) if kind == mx.bfloat16 else stack
             mx.eval(raw)

@@ -2,8 +2,9 @@
 
 Where a process is held to a limit, the page cache counts against it: a byte that is kept there is missing from the
 bank, and every page that is read in pushes another one out, which costs more than the copy. A direct read starts and
-ends on block boundaries, in memory and in the file. So the blocks around a range go into a page-aligned buffer of the
-reading thread, and the range is copied out of it: one read for a record of a repacked checkpoint, nine otherwise.
+ends on block boundaries, in memory and in the file. A record of a repacked checkpoint begins on one, and a bank's
+memories are made so: the device writes a record straight into its nine places. Elsewhere the blocks around a range go
+into a page-aligned buffer of the reading thread, and the range is copied out of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class DirectSource(OpenFiles):
 
     def __init__(self, paths: Iterable[Path]):
         self._own = threading.local()
+        self._straight = True  # until the system refuses a read into the memories themselves
         super().__init__(paths)
 
     def _open(self, path: Path) -> int:
@@ -72,6 +74,8 @@ class DirectSource(OpenFiles):
         Raises:
             Edge0Error: READ_FAILED on an I/O error or when the file ends inside the range.
         """
+        if self._straight and not piece.offset % DIRECT_ALIGN and self._read_straight(piece, memories):
+            return
         buffer, rest = self._buffer(), list(memories)
         place, end = piece.offset, piece.offset + piece.nbytes
         while place < end:
@@ -86,6 +90,16 @@ class DirectSource(OpenFiles):
                 raise read_failed(piece, f"the file ends after {place - piece.offset} of {piece.nbytes} bytes")
             place += len(got)
             _scatter(got, rest)
+
+    def _read_straight(self, piece: ByteRange, memories: Sequence[memoryview]) -> bool:
+        """Without a copy, where memories begin and end as the disk wants them. What this does not bring, for whatever
+        reason, is read again through the buffer, which tells what is wrong."""
+        beyond = self._buffer()[: -piece.nbytes % DIRECT_ALIGN]  # up to the end of the range's last block
+        try:
+            return os.preadv(self._files[piece.path], [*memories, beyond], piece.offset) >= piece.nbytes
+        except OSError as error:
+            self._straight = error.errno != errno.EINVAL
+            return False
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
         """Nothing: a hint would fill the page cache."""

@@ -1,5 +1,6 @@
 """The bank against a plain model of it, with reads that end in any order, and against the checkpoint's bytes."""
 
+import mmap
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edge0 import Edge0Error, Engine, EngineOptions, ErrorKind
 from edge0.checkpoint.layout import ByteRange, PartSpec
-from edge0.streaming.bank import Bank, slot_bytes
+from edge0.streaming.bank import Bank, page_aligned_zeros, slot_bytes
 from edge0.streaming.reader import Reader
 from edge0.telemetry.loads import DEMAND, PREFETCH, WHOLE, Recorder
 
@@ -24,6 +25,20 @@ SPECS = tuple(
     for projection in ("gate_proj", "up_proj", "down_proj")
     for part in ("weight", "scales", "biases")
 )
+
+
+@pytest.mark.parametrize("dtype", [mx.uint32, mx.bfloat16, mx.float32])
+@pytest.mark.parametrize("shape", [(3, 5), (7, 64, 33), (1, 1)])
+def test_memory_of_the_bank_begins_on_a_page_and_what_is_written_there_is_seen(shape, dtype):
+    array = page_aligned_zeros(shape, dtype)
+    assert array.shape == shape and array.dtype == dtype and not array.astype(mx.float32).any().item()
+    raw = array.view(mx.uint16) if dtype == mx.bfloat16 else array
+    mx.eval(raw)
+    memory = memoryview(raw).cast("B")
+    assert np.frombuffer(memory, np.uint8).ctypes.data % mmap.PAGESIZE == 0
+    memory[-2:] = b"\x01\x02"
+    assert np.asarray(memoryview(raw)).reshape(-1).view(np.uint8)[-2:].tolist() == [1, 2]
+    assert array.astype(mx.float32).any().item()
 
 
 class Layout:

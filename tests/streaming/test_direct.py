@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import sys
 
@@ -64,6 +65,45 @@ def test_any_range_into_any_memories(file, offset, nbytes, parts, buffer):
             views = [memoryview(memory)[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
             source.read(ByteRange(file, offset, nbytes), views)
     assert memory == file.read_bytes()[offset : offset + nbytes]
+
+
+PIECES = (1024, 512, 4096 + 512, 3072)  # together no whole number of pages
+
+
+def pieces_of(memory, sizes=PIECES):
+    """Places for some pieces, one after the other, each on a page of its own."""
+    cuts = [place * 8192 for place in range(len(sizes))]
+    return [memoryview(memory)[cut : cut + size] for cut, size in zip(cuts, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("unaligned", [0, 16])
+def test_a_range_on_a_block_goes_straight_into_memories_on_blocks_and_else_through_the_buffer(
+    file, source, monkeypatch, unaligned
+):
+    memory, real, calls = mmap.mmap(-1, 1 << 16), os.preadv, []
+
+    def counted(descriptor, buffers, offset):
+        calls.append(len(buffers))
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    sizes = (PIECES[0] - unaligned, *PIECES[1:])
+    for _ in range(2):
+        views = pieces_of(memory, sizes)
+        source.read(ByteRange(file, 8192, sum(sizes)), views)
+        assert b"".join(views) == file.read_bytes()[8192 : 8192 + sum(sizes)]
+        views.clear()
+    # A straight read has one buffer more than pieces; a refusal is remembered, and costs no second try.
+    assert calls == ([5, 5] if not unaligned else [5, 1, 1])
+
+
+def test_a_straight_read_that_ends_early_or_fails_is_told_by_the_one_through_the_buffer(file, source, refused):
+    memory = mmap.mmap(-1, 1 << 16)
+    os.truncate(file, 8192 + 2000)
+    refused(ErrorKind.READ_FAILED, lambda: source.read(ByteRange(file, 8192, sum(PIECES)), pieces_of(memory)), file)
+    os.truncate(file, 1 << 16)
+    source.read(ByteRange(file, 8192, sum(PIECES)), pieces_of(memory))
+    assert b"".join(pieces_of(memory)) == file.read_bytes()[8192 : 8192 + sum(PIECES)]
 
 
 def test_short_reads_are_continued(file, source, monkeypatch):
