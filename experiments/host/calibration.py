@@ -1,9 +1,10 @@
 """How many reader threads and launch groups decode fastest here: short trials of one checkpoint, and what is kept.
 
-A trial opens the engine as its commands do, takes the experts out of the page cache, and decodes the same random
-tokens as every other trial. First the threads are chosen, then the groups with these; of what is nearly as fast the
-least is taken. Half a minute cannot see a difference of a few per cent, and does not claim one. What was chosen stands
-in the machine file by the checkpoint's shape, so that a copy or a repacked one finds it too.
+A trial opens the engine as its commands do, and decodes the same random tokens as every other trial, each with the
+experts out of the page cache: a small model that came to lie there would choose for reads that no larger one has. First
+the threads are chosen, then the groups with these; of what is nearly as fast the least is taken. Half a minute cannot
+see a difference of a few per cent, and does not claim one. What was chosen stands in the machine file by the
+checkpoint's shape, so that a copy or a repacked one finds it too.
 """
 
 from __future__ import annotations
@@ -139,10 +140,10 @@ def _decoded(checkpoint: Path, config: ModelConfig, threads: int, groups: int, s
     tokens = np.random.default_rng(0).integers(0, config.vocab, PROMPT_TOKENS + WARMUP_STEPS + MOST_STEPS).tolist()
     end, times = time.monotonic() + seconds, []
     with Engine(checkpoint, _options(threads, groups)) as engine:
-        evict(engine.layout.paths)
         request = engine.new_request()
         engine.prefill(request, tokens[:PROMPT_TOKENS])
         for number, token in enumerate(tokens[PROMPT_TOKENS:]):
+            evict(engine.layout.paths)
             begun = time.monotonic()
             np.array(engine.step(request, token))
             if number >= WARMUP_STEPS:
