@@ -123,6 +123,7 @@ def test_an_engine_that_is_closed_ends_its_threads(checkpoint):
 @pytest.fixture
 def absent(tmp_path, monkeypatch):
     """No library was built."""
+    choice._warn.cache_clear()
     library.load.cache_clear()
     real = library.load
     find = functools.cache(lambda: real(tmp_path))
