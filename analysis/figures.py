@@ -113,7 +113,7 @@ def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios,
         Line2D([], [], label="one round", **point),
         *(
             Patch(facecolor="white", hatch=ARM_STYLES[arm].hatch, edgecolor="#555555", linewidth=0.6, label=label)
-            for arm, label in (("ondemand-mmap", "page faults"), (DIRECT_ARMS[0], "direct reads"))
+            for arm, label in (("ondemand-mmap", "page faults"), (DIRECT_ARMS[0], "direct"))
             if arm in set(table["arm"])
         ),
     ]
