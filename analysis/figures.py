@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis import style
-from analysis.rows import DIRECT_ARMS, DIRECT_PAIRS, GAIN_PAIRS, PairRatios, Session
+from analysis.rows import DIRECT_ARMS, GAIN_BASES, PairRatios, Session
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ def draw_tab3(session: Session, table: pd.DataFrame, ratios: PairRatios) -> Figu
 
 def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios, places: list[float]) -> None:
     """Median as a bar, one point per round on its end (first round on top), the gain beside a prerouter arm."""
-    bases = dict((*GAIN_PAIRS, DIRECT_PAIRS[0]))
     for place, row in zip(places, table.itertuples(), strict=True):
         if row.rounds == 0:
             _note(axes, 0, place, "void")
@@ -101,7 +100,7 @@ def _draw_speed(axes, session: Session, table: pd.DataFrame, ratios: PairRatios,
         heights = [place + gap * (index - (len(values) - 1) / 2) for index in range(len(values))]
         points = {"color": look.color, "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 4.2}
         axes.plot(values, heights, look.marker, zorder=3, **points)
-        gain = ratios.get((row.k, row.arm, bases.get(row.arm)))
+        gain = ratios.get((row.k, row.arm, GAIN_BASES.get(row.arm)))
         text = f"{row.tok_s_median:.1f}" + (f"  ({gain.ratio:.2f}x)" if gain is not None and gain.n else "")
         _note(axes, row.tok_s_max, place, text)
     axes.set_xlim(0, 1.36 * table["tok_s_max"].max())

@@ -35,6 +35,7 @@ PAIRS = (*GAIN_PAIRS, ("ondemand", "ondemand-mmap"), ("prerouter", "prerouter-mm
 # The same from a repacked copy past the page cache, which no table of the paper's knows.
 DIRECT_ARMS = ("ondemand-direct", "prerouter-direct")
 DIRECT_PAIRS = (DIRECT_ARMS[::-1], ("ondemand-direct", "ondemand"), ("prerouter-direct", "prerouter"))
+GAIN_BASES = dict((*GAIN_PAIRS, DIRECT_PAIRS[0]))  # what each prerouter arm gains over
 # (K, arm, base) to its ratio; arm = base is the A/A pair.
 PairRatios = dict[tuple[int, str, str], Ratio]
 ROLES = ("arm", "aa", "drift")

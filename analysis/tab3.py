@@ -25,6 +25,7 @@ from analysis.rows import (
     ARMS,
     DIRECT_ARMS,
     DIRECT_PAIRS,
+    GAIN_BASES,
     GAIN_PAIRS,
     MIB,
     PAIRS,
@@ -265,14 +266,14 @@ def condition_words(session: Session) -> str:
 
 
 def _main_table(table: pd.DataFrame, ratios: PairRatios) -> str:
-    bases, effect = dict((*GAIN_PAIRS, DIRECT_PAIRS[0])), visible_effect(ratios)
+    effect = visible_effect(ratios)
     rows = [
         (
             str(row.k),
             row.arm,
             str(row.rounds),
             _speed(row),
-            marked(ratios[key], effect) if (key := (row.k, row.arm, bases.get(row.arm))) in ratios else "",
+            marked(ratios[key], effect) if (key := (row.k, row.arm, GAIN_BASES.get(row.arm))) in ratios else "",
             number(row.wait_ms_per_step, ".1f"),
             number(row.device_mib_per_step, ".1f"),
             number(row.loads_per_step, ".1f"),

@@ -98,7 +98,8 @@ class DirectSource(OpenFiles):
         try:
             return os.preadv(self._files[piece.path], [*memories, beyond], piece.offset) >= piece.nbytes
         except OSError as error:
-            self._straight = error.errno != errno.EINVAL
+            if error.errno == errno.EINVAL:
+                self._straight = False
             return False
 
     def advise(self, pieces: Sequence[ByteRange]) -> None:
