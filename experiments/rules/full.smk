@@ -1,6 +1,6 @@
 # The published shapes with random weights, larger than the memory that they are given (of the bank one token's experts
 # and the next one's prefetch): Table 3's arms, a session for each K, on routes of which a quarter repeat, as the paper's
-# do. With full_direct=true also from a repacked copy past the page cache: reads that take no processor time.
+# do. With full_direct=true also from a repacked copy past the page cache: reads that take little processor time.
 from edge0.tiers import find_tier
 from experiments.architecture import floor_share
 
