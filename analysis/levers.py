@@ -61,6 +61,11 @@ LEVERS = (
         "each thread reads its share of a layer's experts at once, neighbours in one call",
         ((f"{HOT}-layer", HOT), (f"{PREROUTER}-layer", PREROUTER)),
     ),
+    Lever(
+        "large pages",
+        "weights and bank in pages of 2 MiB instead of 4 KiB",
+        ((HOT, f"{HOT}-smallpages"), (PREROUTER, f"{PREROUTER}-smallpages")),
+    ),
     Lever("advice", "the prediction only starts reads one token ahead", ((ADVISE, HOT),)),
     Lever(
         "launch groups",

@@ -46,6 +46,8 @@ cached_before_bytes integer? bytes: Bytes of the checkpoint in the page cache be
 cached_after_bytes integer? bytes: The same after the last timed step.
 foreign_device_bytes integer? bytes: What the checkpoint's disk delivered while steps were timed, less our own reads.
 checkpoint_bytes integer? bytes: Size of the files that hold experts.
+large_page_bytes integer? bytes: Anonymous memory in pages of 2 MiB at the end (Linux); absent before December 2026.
+stolen_share number? -: Of the processors' time while steps were timed, given to others by a hypervisor; as above.
 dropped integer experts: Routed experts that took no part; anything above 0 voids the run.
 token_hash text? -: Digest of prompt, warm-up and timed tokens: equal in every run of a session.
 output_hash text? -: Digest of the tokens that the arm itself chose.

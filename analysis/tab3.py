@@ -63,6 +63,7 @@ HOST_WORDS = {
 COMMAND = "snakemake tab3"
 KNOWN_ARMS, KNOWN_PAIRS = (*ARMS, *DIRECT_ARMS), (*PAIRS, *DIRECT_PAIRS)
 TIME_BUDGET = "about 10 minutes with the default configuration on two cores; a larger tier or more rounds cost in step"
+STOLEN_SHARE = 0.02  # of the processors' time, from which a table says it
 MARK = " \u2020"
 HOW_TO_READ = (
     "`ondemand` routes by the model's own routers and reads an expert when it is needed. `prerouter` predicts the "
@@ -228,6 +229,7 @@ def header_lines(session: Session, time_budget: str) -> list[str]:
         + (", killed and taken up again" if info.resumed else ""),
         f"takes: {time_budget}",
         *busy_lines(info.host),
+        *stolen_lines(session.runs),
         *(f"noise: {line}" for line in noise(session, pair_ratios(session))),
         f"drift: {session.drift().text}",
         f"void runs: {len(session.void) or 'none'}",
@@ -241,6 +243,19 @@ def busy_lines(host: Mapping[str, Any]) -> list[str]:
     if load is None or not cores or load <= cores / 2:
         return []
     return [f"busy: the machine was busy when the session began (load average {load:.2f} on {cores} cores)"]
+
+
+def stolen_lines(runs: pd.DataFrame) -> list[str]:
+    """A line where a hypervisor gave 2% or more of the processors' time to others while some run's steps were timed."""
+    if "stolen_share" not in runs:  # a session from before it was looked at
+        return []
+    shares = runs["stolen_share"].dropna().astype(float)
+    if shares.empty or shares.max() < STOLEN_SHARE:
+        return []
+    by_arm = shares.groupby(runs["arm"]).median()
+    told = f"median of the runs; largest {shares.max():.0%}; most of {by_arm.idxmax()}'s, {by_arm.max():.0%}"
+    taken = f"the hypervisor gave {shares.median():.0%} of the processors' time to others while steps were timed"
+    return [f"stolen: {taken} ({told})"]
 
 
 def condition_words(session: Session) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from edge0.commands import chat, generate, plan, repack, serve, synth, trace, verify
 from edge0.errors import EXIT_CODE, Edge0Error
+from edge0.pages import restart_with_large_pages
 
 COMMANDS: dict[str, ModuleType] = {
     "synth": synth,
@@ -55,6 +56,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = command_parser().parse_args(arguments)
+    if arguments is None and getattr(options, "large_pages", False):
+        restart_with_large_pages()
     _open_standard_descriptors()
     try:
         options.run(options)

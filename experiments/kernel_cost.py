@@ -30,6 +30,7 @@ from edge0.checkpoint.layout import ExpertLayout
 from edge0.families import read_config
 from edge0.kernels.choice import kernel_name
 from edge0.kernels.library import load
+from edge0.pages import restart_with_large_pages
 from edge0.telemetry.loads import DEMAND
 from experiments.alone import alone
 from experiments.plan import rotated
@@ -165,4 +166,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    restart_with_large_pages()  # as arms have them
     sys.exit(main())

@@ -11,23 +11,30 @@ import sys
 from collections.abc import Sequence
 
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
+from edge0.pages import environment
 from experiments.budgets.cgroups import limited_command
 
 RUN_TIMEOUT_S = 1800
 
 
-def run_python(arguments: list[str], what: str, timeout_s: float | None = None) -> str:
+def run_python(arguments: list[str], what: str, timeout_s: float | None = None, large_pages: bool = True) -> str:
     """Run an interpreter, `-m MODULE ...` or `-c PROGRAM ...`, to its end; returns what it printed.
 
-    `timeout_s`: by default `RUN_TIMEOUT_S`.
+    `timeout_s`: by default `RUN_TIMEOUT_S`. `large_pages`: for its memory, where it may ask for them (`edge0.pages`).
 
     Raises:
         Edge0Error: SESSION_VOID with its last line of error, when it failed or took too long.
     """
-    return _said(_run((), arguments, what, timeout_s), what)
+    return _said(_run((), arguments, what, timeout_s, large_pages), what)
 
 
-def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None, timeout_s: float | None = None) -> str:
+def run_python_limited(
+    arguments: list[str],
+    what: str,
+    limit_bytes: int | None,
+    timeout_s: float | None = None,
+    large_pages: bool = True,
+) -> str:
     """The same in a memory group of its own; None: no limit, until the process sets one for itself.
 
     Raises:
@@ -36,7 +43,7 @@ def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None,
     """
     with limited_command(limit_bytes) as limited:
         try:
-            done = _run(limited.prefix, arguments, what, timeout_s)
+            done = _run(limited.prefix, arguments, what, timeout_s, large_pages)
         except Edge0Error as error:
             if limit_bytes is None:
                 raise
@@ -52,12 +59,19 @@ def run_python_limited(arguments: list[str], what: str, limit_bytes: int | None,
 
 
 def _run(
-    prefix: Sequence[str], arguments: list[str], what: str, timeout_s: float | None = None
+    prefix: Sequence[str], arguments: list[str], what: str, timeout_s: float | None, large_pages: bool
 ) -> subprocess.CompletedProcess:
     timeout_s = RUN_TIMEOUT_S if timeout_s is None else timeout_s
     command = [*prefix, sys.executable, "-m", "experiments.child", str(os.getpid()), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=environment(os.environ, large_pages),
+        )
     except subprocess.TimeoutExpired as error:
         raise Edge0Error(ErrorKind.SESSION_VOID, f"{what} took longer than {timeout_s} s") from error
 

@@ -30,8 +30,13 @@ from edge0.checkpoint.layout import ExpertLayout
 from edge0.errors import EXIT_CODE, ErrorKind
 from edge0.families import ModelConfig, read_config
 from edge0.prerouter.schedule import predicted_layers
-from edge0.telemetry.host import disk_of
-from edge0.telemetry.memory import memory_counters, process_device_bytes, system_swap_counters
+from edge0.telemetry.host import StolenTime, disk_of
+from edge0.telemetry.memory import (
+    memory_counters,
+    process_device_bytes,
+    process_large_page_bytes,
+    system_swap_counters,
+)
 from edge0.telemetry.pagecache import FilePages, self_test
 from edge0.trace import RouteTrace
 from experiments.arms import find_arm
@@ -54,7 +59,7 @@ RUN_FAILURES = {
 RUN_NUMBERS = (
     "tok_s probe fault_window resident_bytes alloc_load_peak_bytes alloc_active_bytes alloc_cache_bytes "
     "alloc_peak_bytes rss_anon_bytes rss_file_bytes rss_bytes rss_peak_bytes swap_bytes budget_bytes "
-    "cached_before_bytes cached_after_bytes foreign_device_bytes checkpoint_bytes"
+    "cached_before_bytes cached_after_bytes foreign_device_bytes checkpoint_bytes large_page_bytes stolen_share"
 ).split()
 
 
@@ -125,8 +130,10 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         read_before = _device_reads(disk)
         first = decoder.recorder.step + 1
         observer.probe_every = spec.probe_every
+        stolen = StolenTime()
         times, outputs = _timed_steps(decoder, spec.timed_tokens, observer.counts_device_bytes and not arm.peer)
-        memory = dataclasses.asdict(memory_counters())
+        stolen_share = stolen.share()
+        memory, large_page_bytes = dataclasses.asdict(memory_counters()), process_large_page_bytes()
         if arm.peer:  # what it allocates is not MLX's
             memory |= {key: None for key in memory if key.startswith("alloc_")}
         decoder.close()  # with it end the reads of the last prediction: what was asked for has a row, and no more comes
@@ -159,6 +166,8 @@ def measure(spec: RunSpec) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             "resident_bytes": decoder.resident_bytes,
             "alloc_load_peak_bytes": load_peak,
             **memory,
+            "large_page_bytes": large_page_bytes,
+            "stolen_share": stolen_share,
             "budget_bytes": budget_bytes,
             "cached_before_bytes": cached_before,
             "cached_after_bytes": cached_after,

@@ -142,12 +142,12 @@ class Session:
         path.write_text(json.dumps(dataclasses.asdict(spec)))
         arguments = ["-m", "experiments.run_arm", str(path), str(folder)]
         what = f"arm {spec.arm} at K={spec.k}"
-        timeout_s = self.options.run_timeout_s
+        timeout_s, large = self.options.run_timeout_s, not ARMS[spec.arm].small_pages
         if spec.budget_by != "cgroup" and spec.memory_limit_bytes is None:
-            run_python(arguments, what, timeout_s)
+            run_python(arguments, what, timeout_s, large)
             return
         try:
-            run_python_limited(arguments, what, spec.memory_limit_bytes, timeout_s)
+            run_python_limited(arguments, what, spec.memory_limit_bytes, timeout_s, large)
         except Edge0Error as error:
             if error.kind is not ErrorKind.MEMORY_TOO_SMALL:
                 raise

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from edge0 import EngineOptions, find_tier, synthesise
+from edge0.pages import restart_with_large_pages
 from edge0.tiers import Tier
 from experiments.alone import alone
 from experiments.kernel_cost import PROMPT_TOKENS, EngineWay, Timed, everything, ordered
@@ -106,4 +107,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    restart_with_large_pages()  # as arms have them
     sys.exit(main())

@@ -19,6 +19,7 @@ UNITS = {"": 1} | {
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(large_pages=True)  # a command that opens an engine wants them (`edge0.pages`)
     group = parser.add_argument_group("how the checkpoint is served")
     group.add_argument("--k", type=int, help="experts per token (default: what the family serves)")
     group.add_argument(

@@ -87,6 +87,28 @@ def disk_of(path: os.PathLike[str] | str) -> str | None:
     return None
 
 
+class StolenTime:
+    """What a hypervisor gave to others of this machine's processors, from now on."""
+
+    def __init__(self) -> None:
+        self._begun = _processor_times()
+
+    def share(self) -> float | None:
+        """Of the time of all processors since then; None off Linux, or before the clock has moved on."""
+        if self._begun is None:
+            return None
+        stolen, whole = (now - before for now, before in zip(_processor_times(), self._begun, strict=True))
+        return stolen / whole if whole > 0 else None
+
+
+def _processor_times() -> tuple[float, float] | None:
+    """Seconds since boot, of all processors together: stolen, and in all. Guests' are part of the user's."""
+    times = psutil.cpu_times()
+    if not hasattr(times, "steal"):
+        return None
+    return times.steal, sum(times) - times.guest - times.guest_nice
+
+
 def describe_host(checkpoint_dir: os.PathLike[str] | str) -> dict[str, Any]:
     """Flat, JSON-able facts about this machine and the storage of `checkpoint_dir`; sizes in the unit of their name."""
     filesystem, device = filesystem_of(checkpoint_dir)

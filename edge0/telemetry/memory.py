@@ -72,6 +72,14 @@ def process_device_bytes() -> int | None:
     return int(match.group(1)) if match else None
 
 
+def process_large_page_bytes() -> int | None:
+    """Anonymous memory of this process that lies in pages of 2 MiB (Linux AnonHugePages); None where unknown.
+
+    The kernel walks the whole process for it, which takes milliseconds.
+    """
+    return parse_status(_read("/proc/self/smaps_rollup")).get("AnonHugePages")
+
+
 def system_swap_counters() -> tuple[int | None, int | None]:
     """(swap-in, swap-out) bytes of the machine since boot; (None, None) where unknown. A change voids a run.
 

@@ -37,6 +37,7 @@ _YES = {True: "yes", False: "no", None: "unknown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(large_pages=True)  # it decodes as other commands do
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, nargs="?", help="a checkpoint directory")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the machine file (default: the project's)")
     parser.add_argument(
@@ -134,6 +135,7 @@ def _machine(values: Mapping[str, Any], what: Subject) -> str:
         ("MLX", f"{values['mlx']['version']} on the {'GPU (Metal)' if device == 'gpu' else 'CPU'}"),
         ("kernels", values["kernels"]),
         ("BLAS", values["blas"]),
+        ("pages", values["memory_pages"]),
         *checkpoint,
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from edge0 import blas
+from edge0 import blas, pages
 from edge0.checkpoint.header import CheckpointIndex
 from edge0.checkpoint.layout import ExpertLayout, part_specs
 from edge0.errors import Edge0Error, ErrorKind
@@ -135,6 +135,7 @@ def examine(what: Subject, seconds: float, report: Report) -> dict[str, Any]:
         "mlx": {"version": host["mlx_version"], "device": host["mlx_device"]},
         "kernels": describe(),
         "blas": blas.describe(),
+        "memory_pages": pages.describe(),
         "thermal": thermal_state(),
         "power": power_state(),
     }

@@ -6,9 +6,11 @@ LEVERS_RECALL = (
 LEVERS_ARMS = [
     "ondemand-hot",
     "ondemand-hot-layer",
+    "ondemand-hot-smallpages",
     "ondemand-hot-advise",
     "prerouter",
     "prerouter-layer",
+    "prerouter-smallpages",
     "prerouter-groups1",
     "prerouter-groups2",
     "prerouter-groups5",

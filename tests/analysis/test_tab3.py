@@ -262,6 +262,18 @@ def test_the_header_says_uncommitted_changes_and_a_busy_machine(tmp_path):
     assert "uncommitted" not in text and "busy" not in text
 
 
+@pytest.mark.parametrize("most", [0.019, 0.021])
+def test_the_header_says_what_a_hypervisor_took(tmp_path, most):
+    def change(frames, info):
+        shares = [most if arm == "prerouter" else None for arm in frames["runs"]["arm"]]
+        frames["runs"] = frames["runs"].assign(stolen_share=shares)
+
+    lines = tab3.header_lines(load_session(make_session(tmp_path / "s", change=change)), "a minute")
+    told = [line for line in lines if line.startswith("stolen: ")]
+    assert len(told) == (most >= 0.02)
+    assert not told or told[0].endswith("(median of the runs; largest 2%; most of prerouter's, 2%)")
+
+
 def test_an_effect_below_what_the_session_could_show_is_marked(tmp_path):
     """A/A logs of 0, 0.1 and -0.1 at n=3: the smallest visible effect is 1.36x, so 1.21x is marked and 1.82x is not."""
 

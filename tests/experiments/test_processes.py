@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from edge0 import pages
 from edge0.errors import ErrorKind
 from experiments import child, processes
 
@@ -46,6 +47,16 @@ def test_how_long_a_process_may_take_is_its_callers_choice(refused, monkeypatch)
 
 def test_what_a_process_prints_that_succeeds():
     assert processes.run_python(["-c", "print('done')"], "arm x") == "done\n"
+
+
+def test_the_pages_that_a_process_is_to_have_reach_it(monkeypatch):
+    monkeypatch.setattr(pages, "may_ask", lambda: True)
+    monkeypatch.setattr(processes, "limited_command", limited_to(None, False))
+    monkeypatch.delenv(pages.VARIABLE, raising=False)
+    said = ["-c", f"import os; print(os.environ[{pages.VARIABLE!r}])"]
+    for large, told in ((True, "glibc.malloc.hugetlb=1\n"), (False, "glibc.malloc.hugetlb=0\n")):
+        assert processes.run_python(said, "arm x", None, large) == told
+        assert processes.run_python_limited(said, "arm x", None, None, large) == told
 
 
 CHILD = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"

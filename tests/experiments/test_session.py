@@ -246,12 +246,12 @@ def test_a_run_replays_the_routes_of_a_trace(unit_35b, tmp_path, arm):
 def test_a_run_that_its_memory_limit_kills_is_void_and_the_session_goes_on(unit_35b, tmp_path, monkeypatch):
     """The limit is played, where no group can be made, and every process by this one; the rows are of real runs."""
 
-    def here(arguments, what, timeout_s):
+    def here(arguments, what, timeout_s, large_pages=True):
         _, name, *rest = arguments
         monkeypatch.setattr(sys, "argv", [name, *rest])
         assert {"experiments.run_arm": run_arm, "experiments.sample_tokens": sample_tokens}[name].main() == 0
 
-    def limited(arguments, what, limit_bytes, timeout_s):
+    def limited(arguments, what, limit_bytes, timeout_s, large_pages):
         if "resident" in what:  # as if it had been killed while it wrote its rows
             spec, folder = map(Path, arguments[2:])
             (folder / f"{json.loads(spec.read_text())['run_id']}.loads.parquet").write_bytes(b"PAR1")

@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 
 from edge0.telemetry import host
-from edge0.telemetry.host import cpu_model, cpu_word, describe_host, filesystem_of, machine_id
+from edge0.telemetry.host import StolenTime, cpu_model, cpu_word, describe_host, filesystem_of, machine_id
 
 
 def test_description_is_flat_json_and_names_what_moves_results(tmp_path):
@@ -177,3 +178,18 @@ def test_a_partition_counts_as_its_disk(tmp_path, monkeypatch):
     assert host.disk_of(tmp_path) == "cciss/c0d0p1"  # a device of its own, as a logical volume is
     (part / "partition").touch()
     assert host.disk_of(tmp_path) == "cciss/c0d0"
+
+
+def test_the_share_of_the_processors_time_that_a_hypervisor_took(monkeypatch):
+    def times(user, idle, steal, guest=0.0):
+        found = SimpleNamespace(user=user, idle=idle, steal=steal, guest=guest, guest_nice=0.0)
+        return type("Times", (), {"__iter__": lambda _: iter(vars(found).values()), **vars(found)})()
+
+    seen = iter([times(10, 5, 1), times(17, 6, 3, guest=4), times(17, 6, 3, guest=4)])
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda: next(seen))
+    stolen = StolenTime()
+    assert stolen.share() == pytest.approx(0.2)  # a guest's time is in the user's already
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda: times(10, 5, 1))
+    assert StolenTime().share() is None  # no time has passed
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda: SimpleNamespace(user=1.0, idle=1.0))  # macOS
+    assert StolenTime().share() is None
