@@ -1,10 +1,10 @@
-"""One whole small session through the command line to the table, and one that goes on after it was killed."""
+"""One whole small session from its command line to the table, and what becomes of single runs."""
 
 from __future__ import annotations
 
 import gc
 import json
-import subprocess
+import signal
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from analysis import tab3
 from analysis.schema import FILES
 from edge0 import Engine, EngineOptions
 from edge0.errors import EXIT_CODE, Edge0Error, ErrorKind
@@ -75,14 +76,33 @@ def test_text_health_finds_the_period_of_a_loop():
     assert (looped["repeat_period"], looped["longest_repeat_tokens"]) == (3, 15)
 
 
+def here(arguments, what, timeout_s=None, large_pages=True):
+    """What `run_python` does, in this process: a start of Python takes longer than what it runs in these tests."""
+    _, name, *rest = arguments
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *rest])
+        assert {"experiments.run_arm": run_arm, "experiments.sample_tokens": sample_tokens}[name].main() == 0
+
+
+def typed(*arguments):
+    """The command line of a session in this process; returns its exit code. `test_resume` starts real ones."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "run_python", here)
+            patch.setattr(sys, "argv", ["experiments.session", *map(str, arguments)])
+            return module.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture(scope="module")
 def session(unit_35b, tmp_path_factory):
     root = tmp_path_factory.mktemp("sessions")
-    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b"]
-    command += ["--root", str(root), "--rounds", "1", "--ks", "4", "--timed-steps", "4", "--warmup-steps", "6"]
-    command += ["--prompt-tokens", "5", "--condition", "budget:0.5", "--bank", "0.5", "--log", str(root / "log.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = ["--model", unit_35b, "--tier", "unit-35b", "--root", root, "--rounds", 1, "--ks", 4]
+    command += ["--timed-steps", 4, "--warmup-steps", 6, "--prompt-tokens", 5]
+    assert typed(*command, "--condition", "budget:0.5", "--bank", 0.5, "--log", root / "log.txt") == 0
+    assert "session of" in (root / "log.txt").read_text()
     return root
 
 
@@ -136,31 +156,26 @@ def test_rows_say_how_each_arm_worked_and_where_its_time_went(session):
 
 
 def test_session_becomes_a_table(session, tmp_path):
-    command = [sys.executable, "-m", "analysis.tab3", str(session / "latest.json")]
-    command += ["--claims", "results/paper/claims.yaml", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = [str(session / "latest.json"), "--claims", "results/paper/claims.yaml", "--out", str(tmp_path)]
+    assert tab3.main(command) == 0
     summary = pd.read_csv(tmp_path / "summary.csv")
     assert sorted(summary.arm) == sorted(["ondemand", "prerouter", "ondemand-mmap", "prerouter-mmap"])
     assert (summary.dropped == 0).all()
     assert "prerouter" in (tmp_path / "table.md").read_text()
 
 
-def test_session_that_cannot_start_is_one_line_and_leaves_nothing(unit_35b, tmp_path):
-    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b"]
-    done = subprocess.run(
-        [*command, "--root", str(tmp_path / "r"), "--condition", "tepid"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == EXIT_CODE
-    assert done.stderr.startswith("edge0: ") and len(done.stderr.strip().splitlines()) == 1
+def test_session_that_cannot_start_is_one_line_and_leaves_nothing(unit_35b, tmp_path, capsys):
+    asked = ("--model", unit_35b, "--tier", "unit-35b", "--root", tmp_path / "r", "--condition", "tepid")
+    assert typed(*asked) == EXIT_CODE
+    told = capsys.readouterr().err
+    assert told.startswith("edge0: ") and len(told.strip().splitlines()) == 1
     assert not (tmp_path / "r").exists()
 
 
-def test_session_whose_results_cannot_be_written_says_so(unit_35b, tmp_path):
+def test_session_whose_results_cannot_be_written_says_so(unit_35b, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    command = [sys.executable, "-m", "experiments.session", "--model", str(unit_35b), "--tier", "unit-35b", "--ks", "4"]
-    done = subprocess.run([*command, "--root", str(tmp_path / "file")], capture_output=True, text=True, check=False)
-    assert done.returncode == EXIT_CODE and str(tmp_path / "file") in done.stderr
+    asked = ("--model", unit_35b, "--tier", "unit-35b", "--ks", 4, "--root", tmp_path / "file")
+    assert typed(*asked) == EXIT_CODE and str(tmp_path / "file") in capsys.readouterr().err
 
 
 def spec_of(model, **changes):
@@ -245,11 +260,6 @@ def test_a_run_replays_the_routes_of_a_trace(unit_35b, tmp_path, arm):
 
 def test_a_run_that_its_memory_limit_kills_is_void_and_the_session_goes_on(unit_35b, tmp_path, monkeypatch):
     """The limit is played, where no group can be made, and every process by this one; the rows are of real runs."""
-
-    def here(arguments, what, timeout_s, large_pages=True):
-        _, name, *rest = arguments
-        monkeypatch.setattr(sys, "argv", [name, *rest])
-        assert {"experiments.run_arm": run_arm, "experiments.sample_tokens": sample_tokens}[name].main() == 0
 
     def limited(arguments, what, limit_bytes, timeout_s, large_pages):
         if "resident" in what:  # as if it had been killed while it wrote its rows

@@ -334,7 +334,7 @@ def hardened(shared_worker, vocabulary):
     return client, client.post(PLAIN, json=GOOD).json()["choices"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     path=st.sampled_from([CHAT, PLAIN]),
     body=st.binary(max_size=64) | JSON.map(json.dumps).map(str.encode) | mutated() | replaced(),
