@@ -246,13 +246,13 @@ def busy_lines(host: Mapping[str, Any]) -> list[str]:
 
 
 def stolen_lines(runs: pd.DataFrame) -> list[str]:
-    """A line where a hypervisor gave 2% or more of the processors' time to others while some run's steps were timed."""
+    """A line where a hypervisor gave 2% or more of the processors' time to others while some arm's steps were timed."""
     if "stolen_share" not in runs:  # a session from before it was looked at
         return []
     shares = runs["stolen_share"].dropna().astype(float)
-    if shares.empty or shares.max() < STOLEN_SHARE:
-        return []
     by_arm = shares.groupby(runs["arm"]).median()
+    if by_arm.empty or by_arm.max() < STOLEN_SHARE:
+        return []
     told = f"median of the runs; largest {shares.max():.0%}; most of {by_arm.idxmax()}'s, {by_arm.max():.0%}"
     taken = f"the hypervisor gave {shares.median():.0%} of the processors' time to others while steps were timed"
     return [f"stolen: {taken} ({told})"]

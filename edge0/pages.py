@@ -1,7 +1,7 @@
 """Pages of 2 MiB for weights and bank, on Linux systems that leave the choice to programs ("madvise").
 
 A decode step reads all of its resident weights once. In pages of 4 KiB a processor, behind a hypervisor above all,
-looks up addresses for a good part of that time. The C library asks for large pages wherever it allocates much, if a
+may look up addresses for a part of that time. The C library asks for large pages wherever it allocates much, if a
 variable of the environment says so when a process starts. So whoever starts a process passes `environment`, and a
 command starts itself anew before it opens anything. Where the system says "always" or "never", where the C library
 is another or older one, and on macOS nothing is done. Whoever has set that variable is left alone.
