@@ -55,12 +55,13 @@ def restart_with_large_pages() -> None:
 
 def describe() -> str:
     """What commands and arms get here, in one line."""
-    if sys.platform != "linux" or setting() is None:
+    chosen = setting() if sys.platform == "linux" else None
+    if chosen is None:
         return "as the system chooses"
+    if chosen == "always":
+        return "2 MiB where memory allows, as the system does by itself"
+    if chosen == "never":
+        return f"4 KiB; with `madvise` in {SETTING} a step's weights are read from pages of 2 MiB"
     if may_ask():
         return "2 MiB where memory allows, asked for by every command that decodes and every arm"
-    if setting() == "madvise":
-        return "4 KiB; the C library cannot ask for larger ones (glibc 2.35 or newer can)"
-    return {"always": "2 MiB where memory allows, as the system does by itself"}.get(
-        setting() or "", f"4 KiB; with `madvise` in {SETTING} a step's weights are read from pages of 2 MiB"
-    )
+    return "4 KiB; the C library cannot ask for larger ones (glibc 2.35 or newer can)"

@@ -16,9 +16,9 @@ LARGE_BANK = 1024 / 2944  # the paper's larger cache for 8b: 1024 of its 23 x 12
 class Arm:
     """`options` are fields of EngineOptions; `resident` is stock mlx-lm with all experts in memory; `records` serves
     the repacked copy of the checkpoint; `bank` is a share of all experts in place of the session's; `peer` is how
-    another engine holds the weights of a GGUF file (`experiments.peers.llama`); `small_pages`: memory in pages of 4 KiB
-    where the others get 2 MiB. What stands before a hyphen in the name
-    says how the arm routes; without the LoRA, or with a peer's weights, hidden states and so routes are others."""
+    another engine holds the weights of a GGUF file (`experiments.peers.llama`); without `large_pages` memory lies in
+    pages of 4 KiB (`edge0.pages`). What stands before a hyphen in the name says how the arm routes; without the LoRA,
+    or with a peer's weights, hidden states and so routes are others."""
 
     name: str
     meaning: str
@@ -27,7 +27,7 @@ class Arm:
     records: bool = False
     bank: float | None = None
     peer: str | None = None
-    small_pages: bool = False
+    large_pages: bool = True
 
     @property
     def route(self) -> str:
@@ -43,7 +43,7 @@ def _levers(base: str, options: Mapping[str, Any]) -> tuple[Arm, ...]:
     return (
         Arm(f"{base}-records", f"as {base}: from the repacked checkpoint", options, records=True),
         Arm(f"{base}-layer", f"as {base}: {together}", options | {"reads": "layer"}),
-        Arm(f"{base}-smallpages", f"as {base}: weights and bank in pages of 4 KiB", options, small_pages=True),
+        Arm(f"{base}-smallpages", f"as {base}: weights and bank in pages of 4 KiB", options, large_pages=False),
     )
 
 

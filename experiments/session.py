@@ -142,7 +142,7 @@ class Session:
         path.write_text(json.dumps(dataclasses.asdict(spec)))
         arguments = ["-m", "experiments.run_arm", str(path), str(folder)]
         what = f"arm {spec.arm} at K={spec.k}"
-        timeout_s, large = self.options.run_timeout_s, not ARMS[spec.arm].small_pages
+        timeout_s, large = self.options.run_timeout_s, ARMS[spec.arm].large_pages
         if spec.budget_by != "cgroup" and spec.memory_limit_bytes is None:
             run_python(arguments, what, timeout_s, large)
             return

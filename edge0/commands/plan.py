@@ -13,6 +13,7 @@ HELP = "show what a checkpoint will take of memory"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="a checkpoint")
     add_engine_arguments(parser)
+    parser.set_defaults(large_pages=False)  # it loads nothing
 
 
 def run(options: argparse.Namespace) -> None:

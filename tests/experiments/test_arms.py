@@ -24,7 +24,7 @@ def test_every_arm_is_one_way_to_serve(name):
 
 def test_no_two_arms_are_the_same_or_say_the_same():
     ways = [
-        (tuple(sorted(arm.options.items())), arm.resident, arm.records, arm.bank, arm.peer, arm.small_pages)
+        (tuple(sorted(arm.options.items())), arm.resident, arm.records, arm.bank, arm.peer, arm.large_pages)
         for arm in ARMS.values()
     ]
     assert len(set(ways)) == len(ways) == len({arm.meaning for arm in ARMS.values()})
